@@ -1,8 +1,8 @@
 """The command line: every flag is declared here, once.
 
-Names, types and defaults follow spec/cli.md. `args` is the parsed namespace that the whole program (and custom
-node packs) reads. Flags that ask for something this server does differently are accepted and answered with one
-line that says why (`no_effect_notes`).
+Names, types and defaults follow spec/cli.md. `args` is the parsed namespace that the whole program (and
+custom node packs) reads. Flags that ask for something done differently here are accepted and answered with one line
+that says why (`no_effect_notes`).
 """
 
 from __future__ import annotations
@@ -444,7 +444,7 @@ def finish(namespace: argparse.Namespace, parser: argparse.ArgumentParser) -> ar
 
 
 NO_EFFECT = {
-    "front_end_version": "front ends are installed with pip, or served with --front-end-root; nothing is downloaded",
+    "front_end_version": "front ends come from pip or --front-end-root; nothing is downloaded",
     "enable_manager": "the manager is a separate package that patches its own host; install packs by hand",
     "comfy_api_base": "remote paid nodes are not part of this server",
     "directml": "this server runs on CUDA and the CPU",
