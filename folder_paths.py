@@ -1,4 +1,4 @@
-"""Where models, inputs, outputs, temporary files and users' data live; the only module that resolves user paths.
+"""Where models, inputs, outputs, previews and users' data live; the only module that resolves user paths.
 
 The public names are the ecosystem's: custom node packs import them and even edit `folder_names_and_paths`.
 Layout and flags: spec/cli.md "Folders and data"; lists: spec/http-api.md section 7. Imports no torch.
@@ -88,7 +88,7 @@ def is_within(path: str, folder: str) -> bool:
 
 
 def is_lexically_within(path: str, folder: str) -> bool:
-    """As `is_within` without following links: a link that an operator placed inside the folder may lead away."""
+    """As `is_within` without following links: a link that an operator put there may lead away."""
     absolute, folder = os.path.abspath(path), os.path.abspath(folder)
     return absolute == folder or absolute.startswith(folder.rstrip(os.sep) + os.sep)
 
@@ -107,7 +107,7 @@ def safe_join(folder: str, *names: str, label: str = "") -> str:
     return path
 
 
-# --- the base folders -------------------------------------------------------------------------------------
+# --- the base folders -----------------------------------------------------------------------------
 
 program_path = os.path.dirname(os.path.realpath(__file__))
 base_path = ""
@@ -222,7 +222,7 @@ def get_system_user_directory(name: str = "system") -> str:
     return os.path.join(user_directory, SYSTEM_USER_PREFIX + name)
 
 
-# --- annotated names ----------------------------------------------------------------------------------------
+# --- annotated names ------------------------------------------------------------------------------
 
 _ANNOTATION = re.compile(r"^(?P<name>.*?)\s*\[(?P<type>input|output|temp)\]$", re.DOTALL)
 
@@ -252,7 +252,7 @@ def exists_annotated_filepath(name: str) -> bool:
         return False
 
 
-# --- model folders --------------------------------------------------------------------------------------------
+# --- model folders --------------------------------------------------------------------------------
 
 
 def map_legacy(folder_name: str) -> str:
@@ -363,7 +363,7 @@ _listings = _ListingCache()
 
 
 def get_filename_list(folder_name: str) -> list[str]:
-    """Sorted relative names of the files in a model folder's search paths. Raises KeyError for an unknown name."""
+    """Sorted relative names of the files in a model folder's search paths. Raises KeyError if unknown."""
     return list(_listings.get(map_legacy(folder_name)))
 
 
@@ -433,13 +433,13 @@ def filter_files_content_types(
     return [name for name in files if kind(name) in content_types]
 
 
-# --- saving ---------------------------------------------------------------------------------------------------
+# --- saving ---------------------------------------------------------------------------------------
 
 
 def get_save_image_path(
     filename_prefix: str, output_dir: str, image_width: int = 0, image_height: int = 0
 ) -> tuple[str, str, int, str, str]:
-    """Where the next files of a prefix go: (folder, base name, counter, subfolder, prefix with tokens replaced).
+    """Where the next files of a prefix go: (folder, base name, counter, subfolder, prefix less tokens).
 
     The counter is one above the highest `<base>_<number>_…` in the folder, which is created. Tokens:
     %width% %height% (pixels) %year% %month% %day% %hour% %minute% %second%.
@@ -469,7 +469,7 @@ def get_save_image_path(
     return folder, filename, counter, subfolder, filename_prefix
 
 
-# --- extra_model_paths.yaml -----------------------------------------------------------------------------------
+# --- extra_model_paths.yaml -----------------------------------------------------------------------
 
 
 class ExtraPathsError(ValueError):

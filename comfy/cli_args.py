@@ -1,8 +1,8 @@
 """The command line: every flag is declared here, once.
 
 Names, types and defaults follow spec/cli.md. `args` is the parsed namespace that the whole program (and
-custom node packs) reads. Flags that ask for something done differently here are accepted and answered with one line
-that says why (`no_effect_notes`).
+custom node packs) reads. Flags that ask for something done differently here are accepted and answered with
+one line that says why (`no_effect_notes`).
 """
 
 from __future__ import annotations

@@ -1,0 +1,68 @@
+# make run   set up, start the server with the built-in model, draw one picture, go on serving
+# make test  set up, run every test and the linter
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
+ARGS   ?=
+
+export PYTHONDONTWRITEBYTECODE ?=
+SUITES := SERVER_CMD="$(CURDIR)/$(BIN)/python main.py" SERVER_DIR="$(CURDIR)"
+
+.PHONY: run install test test-fast test-unit test-conformance lint format browser bench clean
+
+run: $(VENV)/.installed
+	@$(BIN)/python main.py --demo $(ARGS)
+
+install: $(VENV)/.installed
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) install -q -c constraints.txt .
+	@rm -rf build darkroom.egg-info
+	@touch $@
+
+$(VENV)/.installed-test: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) install -q -c constraints.txt '.[test]'
+	@rm -rf build darkroom.egg-info
+	@touch $(VENV)/.installed $@
+
+test: $(VENV)/.installed-test browser lint test-unit test-conformance
+
+test-unit:
+	$(BIN)/python -m pytest -q --ignore=tests/conformance
+
+test-conformance:
+	$(SUITES) CONFORMANCE_BETTER=1 $(BIN)/python -m pytest -q --import-mode=prepend tests/conformance
+
+# What a developer runs all day: no server processes, no browser, no long computations.
+test-fast: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -q -m "not slow and not gpu" --ignore=tests/conformance
+
+lint: $(VENV)/.installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(VENV)/.installed-test
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# The browser tests drive Debian's chromium.
+browser:
+	@command -v chromium >/dev/null 2>&1 || command -v chromium-browser >/dev/null 2>&1 || \
+	command -v google-chrome >/dev/null 2>&1 || { \
+	  if command -v apt-get >/dev/null 2>&1 && [ "$$(id -u)" = 0 ]; then \
+	    echo "installing chromium for the browser tests"; \
+	    apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends chromium >/dev/null; \
+	  else \
+	    echo "The browser tests need chromium. Install it (Debian: sudo apt-get install chromium) and run make test again." >&2; \
+	    exit 1; \
+	  fi; }
+
+bench: $(VENV)/.installed-test
+	@for b in bench/*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
+
+clean:
+	rm -rf $(VENV) temp build darkroom.egg-info
