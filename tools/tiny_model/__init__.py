@@ -1,0 +1,1 @@
+"""The project's own small text-to-image model: its data, its training, its evaluation."""
