@@ -1,0 +1,206 @@
+"""Command line → settings → server + worker; the only place that wires things together.
+
+Order of a start: settings, folders, the socket (HTTP answers from here on), then on a background thread the
+packs' prestartup scripts, torch, the built-in nodes and the custom packs. What needs nodes waits for them.
+"""
+
+from __future__ import annotations
+
+import comfy.options
+
+comfy.options.enable_args_parsing()
+
+import asyncio  # noqa: E402
+import contextlib  # noqa: E402
+import faulthandler  # noqa: E402
+import logging  # noqa: E402
+import os  # noqa: E402
+import shutil  # noqa: E402
+import signal  # noqa: E402
+import sys  # noqa: E402
+import threading  # noqa: E402
+import time  # noqa: E402
+
+import folder_paths  # noqa: E402
+from comfy.cli_args import args, no_effect_notes  # noqa: E402
+
+EXIT_OK, EXIT_FAILED = 0, 1
+STARTED = time.perf_counter()
+log = logging.getLogger("darkroom")
+
+
+def prepare_environment() -> None:
+    """Set what torch and the CUDA driver read from the environment; must run before torch is imported."""
+    if args.cuda_device is not None and args.cuda_device.strip().lower() != "all":
+        os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["HIP_VISIBLE_DEVICES"] = args.cuda_device
+    elif args.default_device is not None:
+        others = [str(i) for i in range(32) if i != args.default_device]
+        order = ",".join([str(args.default_device), *others])
+        os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["HIP_VISIBLE_DEVICES"] = order
+    if args.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    if args.cuda_malloc:
+        allocator = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
+        if "backend" not in allocator:
+            parts = [p for p in (allocator, "backend:cudaMallocAsync") if p]
+            os.environ["PYTORCH_CUDA_ALLOC_CONF"] = ",".join(parts)
+    # Modules that old packs import but that are no rooms of ours; last, so that ours always win.
+    sys.path.append(os.path.join(folder_paths.program_path, "compat"))
+
+
+def prepare_folders() -> None:
+    """Read the extra model paths files, make the folders, empty the temp folder."""
+    beside_main = os.path.join(folder_paths.program_path, "extra_model_paths.yaml")
+    files = [beside_main] if os.path.isfile(beside_main) else []
+    files += [path for group in args.extra_model_paths_config or [] for path in group]
+    for path in files:
+        folder_paths.load_extra_model_paths(path)
+    folder_paths.create_folders()
+    empty_temp_folder()
+
+
+TEMP_MARK = ".darkroom-temp"
+
+
+def empty_temp_folder(recreate: bool = True) -> None:
+    """Delete the temp folder, unless it is one that was given by flag and that we have not made.
+
+    The folder of `--temp-directory` may be anybody's; a mark file tells that it is ours.
+    """
+    temp = folder_paths.get_temp_directory()
+    mark = os.path.join(temp, TEMP_MARK)
+    ours = (
+        args.temp_directory is None or os.path.exists(mark) or not os.path.isdir(temp) or not os.listdir(temp)
+    )
+    if ours:
+        shutil.rmtree(temp, ignore_errors=True)
+    else:
+        log.warning("%s was not made by this server; its files are kept", temp)
+    if recreate:
+        try:
+            os.makedirs(temp, exist_ok=True)
+            with open(mark, "w"):
+                pass
+        except OSError as error:
+            log.warning("cannot prepare the temp folder %s: %s", temp, error)
+
+
+def load_nodes(server) -> None:
+    """Import torch and every node, then let waiting requests and the worker go on. Runs on its own thread."""
+    try:
+        import custom_packs
+
+        custom_packs.run_prestartup_scripts()
+        import nodes
+
+        asyncio.run(nodes.init_extra_nodes(init_custom_nodes=True, init_api_nodes=not args.disable_api_nodes))
+    except BaseException:
+        log.critical("the built-in nodes cannot be loaded; the server stops", exc_info=True)
+        server.loop.call_soon_threadsafe(server.stop_requested.set_result, EXIT_FAILED)
+        return
+    # What start-up made stays for ever: keep the collector from walking it again on the worker.
+    import gc
+
+    gc.collect()
+    gc.freeze()
+    server.set_nodes_ready()
+    log.info("%d nodes ready after %.1f s", len(nodes.NODE_CLASS_MAPPINGS), time.perf_counter() - STARTED)
+
+
+async def serve() -> int:
+    """Run the server until a signal or a fatal error; returns the exit status."""
+    import execution
+    import workers.local
+    from server import PromptServer
+
+    loop = asyncio.get_running_loop()
+    server = PromptServer(loop)
+    server.stop_requested = loop.create_future()
+    queue = execution.PromptQueue(server)
+    worker = workers.local.PromptWorker(server, queue)
+
+    def stop(status: int = EXIT_OK) -> None:
+        if not server.stop_requested.done():
+            server.stop_requested.set_result(status)
+
+    for sig in (signal.SIGINT, signal.SIGTERM):
+        try:
+            loop.add_signal_handler(sig, stop)
+        except NotImplementedError:  # Windows
+            signal.signal(sig, lambda *_: loop.call_soon_threadsafe(stop))
+
+    addresses = [(address.strip(), args.port) for address in args.listen.split(",") if address.strip()]
+    try:
+        await server.start_multi_address(
+            addresses, call_on_start=None if args.dont_print_server else announce
+        )
+    except OSError as error:
+        log.error("cannot listen on %s port %d: %s", args.listen, args.port, error.strerror or error)
+        return EXIT_FAILED
+    worker.start()
+    threading.Thread(target=load_nodes, args=(server,), name="load-nodes", daemon=True).start()
+    if args.auto_launch:
+        threading.Thread(target=open_browser, daemon=True).start()
+    if args.demo:
+        import demo
+
+        demo.start(server, address_url())
+    if args.quick_test_for_ci:
+        threading.Thread(
+            target=lambda: (server.wait_nodes_ready(), loop.call_soon_threadsafe(stop)), daemon=True
+        ).start()
+    status = await server.stop_requested
+    worker.stop()
+    await server.close()
+    return status
+
+
+def address_url() -> str:
+    """An address of this server that works from this machine."""
+    host = args.listen.split(",")[0].strip()
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"{'https' if args.tls_keyfile and args.tls_certfile else 'http'}://{host}:{args.port}"
+
+
+def announce(scheme: str, address: str, port: int) -> None:
+    """Print where the server listens; one call per address."""
+    host = f"[{address}]" if ":" in address else address
+    log.info("Listening on %s://%s:%d after %.2f s", scheme, host, port, time.perf_counter() - STARTED)
+
+
+def open_browser() -> None:
+    """Show the front end in the user's browser."""
+    import webbrowser
+
+    webbrowser.open(address_url())
+
+
+def main() -> int:
+    """Run the server; returns the process's exit status."""
+    import logs
+
+    logs.setup(args)
+    for note in no_effect_notes(args):
+        log.warning(note)
+    if args.debug_hang:
+        faulthandler.register(signal.SIGINT, all_threads=True, chain=True)
+    prepare_environment()
+    try:
+        prepare_folders()
+    except folder_paths.ExtraPathsError as error:
+        log.error("%s", error)
+        return EXIT_FAILED
+    status = EXIT_FAILED
+    with contextlib.suppress(KeyboardInterrupt):
+        status = asyncio.run(serve())
+    empty_temp_folder(recreate=False)
+    return status
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    logging.shutdown()
+    # A node may still be computing on the worker; tearing the interpreter down under it can hang or crash.
+    os._exit(status)
