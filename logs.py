@@ -6,6 +6,7 @@ stderr are wrapped rather than only the logging module (spec/http-api.md section
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import threading
@@ -93,10 +94,8 @@ class _Tee:
             self.write(line)
 
     def flush(self) -> None:
-        try:
+        with contextlib.suppress(OSError):
             self._stream.flush()
-        except OSError:
-            pass
         self._buffer.flush()
 
     def __getattr__(self, name: str):
