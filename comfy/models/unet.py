@@ -1,0 +1,456 @@
+"""The UNet of Stable Diffusion 1, 2, XL and their inpainting and editing variants.
+
+Sources: Ronneberger et al. 2015 (UNet), Ho et al. 2020 (residual blocks with time embedding), Rombach et al.
+2022 (spatial transformers), Podell et al. 2023 (SDXL: transformer depth per level, vector conditioning).
+
+`config_from_state_dict` reads every dimension from the shapes of the tensors, so a file needs no config next
+to it. To train from scratch: `net = UNetModel(config)`, then `comfy.ops.init_weights(net)`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import comfy.ops
+from comfy.models.attention import SpatialTransformer
+
+# Stable Diffusion 1 splits every width into 8 heads; 2 and XL (recognised by their linear projections around
+# the transformer blocks) use heads of 64 channels.
+SD1_HEADS = 8
+SD2_HEAD_CHANNELS = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class UNetConfig:
+    """Shape of a UNet. Lists run from the highest resolution to the lowest.
+
+    transformer_depth: transformer blocks per residual block of the encoder; transformer_depth_output likewise
+    for the decoder (one more per level). transformer_depth_middle: -1 = a single residual block in the
+    middle, -2 = no middle block. Exactly one of num_heads and num_head_channels is positive. adm_in_channels:
+    width of the vector `y`, None if there is none.
+    """
+
+    in_channels: int = 4
+    out_channels: int = 4
+    model_channels: int = 320
+    channel_mult: tuple[int, ...] = (1, 2, 4, 4)
+    num_res_blocks: tuple[int, ...] = (2, 2, 2, 2)
+    transformer_depth: tuple[int, ...] = (1, 1, 1, 1, 1, 1, 0, 0)
+    transformer_depth_middle: int = 1
+    transformer_depth_output: tuple[int, ...] = (1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0)
+    context_dim: int | None = 768
+    adm_in_channels: int | None = None
+    use_linear_in_transformer: bool = False
+    num_heads: int = -1
+    num_head_channels: int = -1
+    attn_precision: torch.dtype | None = None
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> UNetConfig:
+        """From a mapping that may hold more keys than this class knows (they are ignored)."""
+        names = {field.name for field in dataclasses.fields(cls)}
+        known = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items() if k in names}
+        if isinstance(known.get("attn_precision"), str):
+            known["attn_precision"] = getattr(torch, known["attn_precision"].removeprefix("torch."))
+        return cls(**known)
+
+    def heads_for(self, channels: int) -> tuple[int, int]:
+        """(heads, width of a head) for a block of `channels` channels."""
+        if self.num_head_channels > 0:
+            return channels // self.num_head_channels, self.num_head_channels
+        heads = self.num_heads if self.num_heads > 0 else SD1_HEADS
+        return heads, channels // heads
+
+
+def config_from_state_dict(sd: Mapping[str, Tensor], prefix: str = "", **overrides: Any) -> UNetConfig:
+    """Read the configuration from tensor names and shapes below `prefix`; `overrides` win (heads of unusual
+    width are the one thing shapes do not tell).
+
+    Raises KeyError naming the tensor when one that every UNet has is missing.
+    """
+
+    def shape(name: str) -> torch.Size:
+        return sd[prefix + name].shape
+
+    def has(name: str) -> bool:
+        return prefix + name in sd
+
+    def depth(block: str) -> int:
+        count = 0
+        while has(f"{block}.transformer_blocks.{count}.norm1.weight"):
+            count += 1
+        return count
+
+    model_channels, in_channels = shape("input_blocks.0.0.weight")[:2]
+    channel_mult: list[int] = []
+    num_res_blocks: list[int] = []
+    input_depths: list[int] = []
+    transformers: list[str] = []
+    res_blocks_in_level = 0
+    block = 1
+    while True:
+        if has(f"input_blocks.{block}.0.out_layers.3.weight"):
+            channels = shape(f"input_blocks.{block}.0.out_layers.3.weight")[0]
+            res_blocks_in_level += 1
+            input_depths.append(depth(f"input_blocks.{block}.1"))
+            transformers.append(f"input_blocks.{block}.1")
+        else:
+            channel_mult.append(channels // model_channels)
+            num_res_blocks.append(res_blocks_in_level)
+            res_blocks_in_level = 0
+            if not has(f"input_blocks.{block}.0.op.weight"):
+                break
+        block += 1
+
+    output_depths: list[int] = []
+    while has(f"output_blocks.{len(output_depths)}.0.in_layers.0.weight"):
+        transformers.append(f"output_blocks.{len(output_depths)}.1")
+        output_depths.append(depth(transformers[-1]))
+
+    if has("middle_block.2.in_layers.0.weight"):
+        middle_depth = depth("middle_block.1")
+        transformers.append("middle_block.1")
+    else:
+        middle_depth = -1 if has("middle_block.0.in_layers.0.weight") else -2
+
+    with_attention = next((name for name in transformers if depth(name) > 0), None)
+    context_dim = None
+    use_linear = False
+    if with_attention is not None:
+        context_dim = shape(f"{with_attention}.transformer_blocks.0.attn2.to_k.weight")[1]
+        use_linear = len(shape(f"{with_attention}.proj_in.weight")) == 2
+
+    values: dict[str, Any] = {
+        "in_channels": in_channels,
+        "out_channels": shape("out.2.weight")[0],
+        "model_channels": model_channels,
+        "channel_mult": tuple(channel_mult),
+        "num_res_blocks": tuple(num_res_blocks),
+        "transformer_depth": tuple(input_depths),
+        "transformer_depth_middle": middle_depth,
+        "transformer_depth_output": tuple(reversed(output_depths)),
+        "context_dim": context_dim,
+        "adm_in_channels": shape("label_emb.0.0.weight")[1] if has("label_emb.0.0.weight") else None,
+        "use_linear_in_transformer": use_linear,
+        "num_heads": -1 if use_linear else SD1_HEADS,
+        "num_head_channels": SD2_HEAD_CHANNELS if use_linear else -1,
+    }
+    values.update(overrides)
+    return UNetConfig(**values)
+
+
+def timestep_embedding(timesteps: Tensor, dim: int, max_period: float = 10000.0) -> Tensor:
+    """Sinusoidal embedding [n, dim] = cat(cos, sin) of timesteps [n] (float, may be fractional), in
+    float32."""
+    half = dim // 2
+    frequencies = torch.exp(
+        -math.log(max_period) / half * torch.arange(half, dtype=torch.float32, device=timesteps.device)
+    )
+    angles = timesteps[:, None].float() * frequencies[None]
+    embedding = torch.cat([angles.cos(), angles.sin()], dim=-1)
+    return F.pad(embedding, (0, 1)) if dim % 2 else embedding
+
+
+class TimestepBlock(nn.Module):
+    """A module whose forward takes the time embedding as second argument."""
+
+
+class Upsample(nn.Module):
+    """Nearest neighbour to twice the size, or to the spatial size of `output_shape`; then a convolution."""
+
+    def __init__(
+        self,
+        channels: int,
+        out_channels: int | None = None,
+        dtype=None,
+        device=None,
+        operations=comfy.ops.disable_weight_init,
+    ):
+        super().__init__()
+        self.conv = operations.Conv2d(
+            channels, out_channels or channels, 3, padding=1, dtype=dtype, device=device
+        )
+
+    def forward(self, x: Tensor, output_shape: tuple[int, ...] | None = None) -> Tensor:
+        size = tuple(output_shape[2:]) if output_shape is not None else (x.shape[2] * 2, x.shape[3] * 2)
+        return self.conv(F.interpolate(x, size=size, mode="nearest"))
+
+
+class Downsample(nn.Module):
+    """Convolution with stride 2; odd sizes round up."""
+
+    def __init__(
+        self,
+        channels: int,
+        out_channels: int | None = None,
+        dtype=None,
+        device=None,
+        operations=comfy.ops.disable_weight_init,
+    ):
+        super().__init__()
+        self.op = operations.Conv2d(
+            channels, out_channels or channels, 3, stride=2, padding=1, dtype=dtype, device=device
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.op(x)
+
+
+class ResBlock(TimestepBlock):
+    """Two normed convolutions with the time embedding added between them, around a residual."""
+
+    def __init__(
+        self,
+        channels: int,
+        emb_channels: int,
+        dropout: float = 0.0,
+        out_channels: int | None = None,
+        dtype=None,
+        device=None,
+        operations=comfy.ops.disable_weight_init,
+    ):
+        super().__init__()
+        factory = {"dtype": dtype, "device": device}
+        out_channels = out_channels or channels
+        self.channels = channels
+        self.emb_channels = emb_channels
+        self.out_channels = out_channels
+        self.in_layers = nn.Sequential(
+            operations.GroupNorm(32, channels, **factory),
+            nn.SiLU(),
+            operations.Conv2d(channels, out_channels, 3, padding=1, **factory),
+        )
+        self.emb_layers = nn.Sequential(nn.SiLU(), operations.Linear(emb_channels, out_channels, **factory))
+        self.out_layers = nn.Sequential(
+            operations.GroupNorm(32, out_channels, **factory),
+            nn.SiLU(),
+            nn.Dropout(dropout),
+            operations.Conv2d(out_channels, out_channels, 3, padding=1, **factory),
+        )
+        if out_channels == channels:
+            self.skip_connection = nn.Identity()
+        else:
+            self.skip_connection = operations.Conv2d(channels, out_channels, 1, **factory)
+
+    def forward(self, x: Tensor, emb: Tensor) -> Tensor:
+        h = self.in_layers(x) + self.emb_layers(emb)[:, :, None, None]
+        return self.skip_connection(x) + self.out_layers(h)
+
+
+class TimestepEmbedSequential(nn.Sequential, TimestepBlock):
+    """A stack whose members get, each as far as it takes them: time embedding, context, output shape."""
+
+    def forward(
+        self, x: Tensor, emb: Tensor, context=None, transformer_options: dict | None = None, output_shape=None
+    ):
+        return forward_timestep_embed(self, x, emb, context, transformer_options, output_shape)
+
+
+def forward_timestep_embed(
+    layers: nn.Sequential,
+    x: Tensor,
+    emb: Tensor,
+    context: Tensor | list[Tensor] | None = None,
+    transformer_options: dict | None = None,
+    output_shape: tuple[int, ...] | None = None,
+) -> Tensor:
+    """Run one block of the UNet. Layers of kinds unknown here may be handled by the patches
+    `forward_timestep_embed_patch`: pairs (class, function(layer, x, emb, context, options, output_shape))."""
+    transformer_options = {} if transformer_options is None else transformer_options
+    for layer in layers:
+        if isinstance(layer, TimestepBlock):
+            x = layer(x, emb)
+        elif isinstance(layer, SpatialTransformer):
+            x = layer(x, context, transformer_options)
+            if "transformer_index" in transformer_options:
+                transformer_options["transformer_index"] += 1
+        elif isinstance(layer, Upsample):
+            x = layer(x, output_shape=output_shape)
+        else:
+            x = _foreign_layer(layer, x, emb, context, transformer_options, output_shape)
+    return x
+
+
+def _foreign_layer(layer, x, emb, context, transformer_options, output_shape) -> Tensor:
+    for kind, function in transformer_options.get("patches", {}).get("forward_timestep_embed_patch", ()):
+        if isinstance(layer, kind):
+            return function(layer, x, emb, context, transformer_options, output_shape)
+    return layer(x)
+
+
+def apply_control(h: Tensor, control: dict[str, list[Tensor | None]] | None, name: str) -> Tensor:
+    """Add the last remaining control tensor of the list `name` to `h`, taking it from the list."""
+    if control and control.get(name):
+        residual = control[name].pop()
+        if residual is not None:
+            h = h + residual
+    return h
+
+
+class UNetModel(nn.Module):
+    """Predicts noise (or velocity) for a latent at a timestep, given a context sequence."""
+
+    def __init__(
+        self,
+        config: UNetConfig,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        operations=comfy.ops.disable_weight_init,
+    ):
+        super().__init__()
+        self.config = config
+        self.dtype = dtype
+        self.in_channels = config.in_channels
+        self.out_channels = config.out_channels
+        self.model_channels = config.model_channels
+        self.num_classes = "sequential" if config.adm_in_channels is not None else None
+        factory = {"dtype": dtype, "device": device}
+        layers = {"operations": operations, **factory}
+        emb_channels = config.model_channels * 4
+
+        def embedding_mlp(width: int) -> nn.Sequential:
+            return nn.Sequential(
+                operations.Linear(width, emb_channels, **factory),
+                nn.SiLU(),
+                operations.Linear(emb_channels, emb_channels, **factory),
+            )
+
+        def residual(channels: int, out_channels: int) -> ResBlock:
+            return ResBlock(channels, emb_channels, out_channels=out_channels, **layers)
+
+        def transformer(channels: int, depth: int) -> SpatialTransformer:
+            heads, width = config.heads_for(channels)
+            return SpatialTransformer(
+                channels,
+                heads,
+                width,
+                depth=depth,
+                context_dim=config.context_dim,
+                use_linear=config.use_linear_in_transformer,
+                attn_precision=config.attn_precision,
+                **layers,
+            )
+
+        self.time_embed = embedding_mlp(config.model_channels)
+        if config.adm_in_channels is not None:
+            self.label_emb = nn.Sequential(embedding_mlp(config.adm_in_channels))
+
+        channels = config.model_channels
+        skips = [channels]
+        depths = iter(config.transformer_depth)
+        self.input_blocks = nn.ModuleList(
+            [
+                TimestepEmbedSequential(
+                    operations.Conv2d(config.in_channels, channels, 3, padding=1, **factory)
+                )
+            ]
+        )
+        last_level = len(config.channel_mult) - 1
+        for level, (mult, count) in enumerate(zip(config.channel_mult, config.num_res_blocks)):
+            for _ in range(count):
+                block = [residual(channels, mult * config.model_channels)]
+                channels = mult * config.model_channels
+                if (depth := next(depths)) > 0:
+                    block.append(transformer(channels, depth))
+                self.input_blocks.append(TimestepEmbedSequential(*block))
+                skips.append(channels)
+            if level != last_level:
+                self.input_blocks.append(TimestepEmbedSequential(Downsample(channels, **layers)))
+                skips.append(channels)
+
+        self.middle_block = None
+        if config.transformer_depth_middle >= -1:
+            block = [residual(channels, channels)]
+            if config.transformer_depth_middle >= 0:
+                if config.transformer_depth_middle > 0:
+                    block.append(transformer(channels, config.transformer_depth_middle))
+                block.append(residual(channels, channels))
+            self.middle_block = TimestepEmbedSequential(*block)
+
+        depths = iter(reversed(config.transformer_depth_output))
+        self.output_blocks = nn.ModuleList()
+        for level, (mult, count) in reversed(
+            list(enumerate(zip(config.channel_mult, config.num_res_blocks)))
+        ):
+            for index in range(count + 1):
+                block = [residual(channels + skips.pop(), mult * config.model_channels)]
+                channels = mult * config.model_channels
+                if (depth := next(depths)) > 0:
+                    block.append(transformer(channels, depth))
+                if level > 0 and index == count:
+                    block.append(Upsample(channels, **layers))
+                self.output_blocks.append(TimestepEmbedSequential(*block))
+
+        self.out = nn.Sequential(
+            operations.GroupNorm(32, channels, **factory),
+            nn.SiLU(),
+            operations.Conv2d(channels, config.out_channels, 3, padding=1, **factory),
+        )
+
+    def forward(
+        self,
+        x: Tensor,
+        timesteps: Tensor,
+        context: Tensor | list[Tensor] | None = None,
+        y: Tensor | None = None,
+        control: dict[str, list[Tensor | None]] | None = None,
+        transformer_options: dict | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """Output [batch, out_channels, height, width].
+
+        x: [batch, in_channels, height, width], any size; timesteps: [batch] floats; context: [batch, tokens,
+        context_dim]; y: [batch, adm_in_channels]. control: lists `input`, `middle`, `output` of tensors to
+        add, each used from its end. transformer_options: see `comfy.models.attention`; the UNet adds the
+        patches `emb_patch` (emb, model_channels, options), `input_block_patch` and
+        `input_block_patch_after_skip` (h, options), `middle_block_after_patch` (h, options) and
+        `output_block_patch` (h, skip, options) -> both.
+        """
+        options = {**(transformer_options or {}), "original_shape": list(x.shape), "transformer_index": 0}
+        patches = options.get("patches", {})
+        control = {name: list(tensors) for name, tensors in control.items()} if control else None
+
+        emb = self.time_embed(timestep_embedding(timesteps, self.model_channels).to(x.dtype))
+        for patch in patches.get("emb_patch", ()):
+            emb = patch(emb, self.model_channels, options)
+        if self.num_classes is not None:
+            if y is None:
+                raise ValueError("this UNet is conditioned on a vector: argument y is missing")
+            emb = emb + self.label_emb(y)
+
+        h, skips = x, []
+        for number, block in enumerate(self.input_blocks):
+            options["block"] = ("input", number)
+            h = forward_timestep_embed(block, h, emb, context, options)
+            h = apply_control(h, control, "input")
+            for patch in patches.get("input_block_patch", ()):
+                h = patch(h, options)
+            skips.append(h)
+            for patch in patches.get("input_block_patch_after_skip", ()):
+                h = patch(h, options)
+
+        options["block"] = ("middle", 0)
+        if self.middle_block is not None:
+            h = forward_timestep_embed(self.middle_block, h, emb, context, options)
+        h = apply_control(h, control, "middle")
+        for patch in patches.get("middle_block_after_patch", ()):
+            h = patch(h, options)
+
+        for number, block in enumerate(self.output_blocks):
+            options["block"] = ("output", number)
+            skip = apply_control(skips.pop(), control, "output")
+            for patch in patches.get("output_block_patch", ()):
+                h, skip = patch(h, skip, options)
+            output_shape = skips[-1].shape if skips else None
+            h = forward_timestep_embed(
+                block, torch.cat([h, skip], dim=1), emb, context, options, output_shape
+            )
+
+        return self.out(h)
