@@ -1,0 +1,1 @@
+"""How a latent is denoised: sigma tables, schedules, noise, solvers, guidance and masks."""
