@@ -8,6 +8,8 @@ from comfy.vae.autoencoder_kl import AutoencoderKL, config_from_state_dict
 from tests.networks.golden import EPS_LIMIT, LIMIT, Golden, error
 
 PREFIX = "first_stage_model."
+# The recorded decoder output is itself 4e-5 away from the same network in float64 (a wrong eps: 5e-2 and more).
+EPS_LIMIT_DECODER = 1e-4
 
 
 def build(golden: Golden) -> AutoencoderKL:
@@ -34,7 +36,7 @@ def test_norm_epsilons(name):
     golden = Golden(name)
     net = build(golden)
     assert error(net.encoder(pixels(golden)), golden.out["encoder_raw"]) < EPS_LIMIT
-    assert error(net.decode(golden.inputs["latent"]), golden.out["decode_unclamped"]) < EPS_LIMIT
+    assert error(net.decode(golden.inputs["latent"]), golden.out["decode_unclamped"]) < EPS_LIMIT_DECODER
 
 
 @pytest.mark.parametrize("name", ["vae_kl4", "vae_kl16"])

@@ -74,7 +74,9 @@ def test_config_is_read_from_shapes(name):
 
 
 def test_config_from_dict_ignores_foreign_keys():
-    config = UNetConfig.from_dict({"channel_mult": [1, 2], "image_size": 32, "attn_precision": "torch.float32"})
+    config = UNetConfig.from_dict(
+        {"channel_mult": [1, 2], "image_size": 32, "attn_precision": "torch.float32"}
+    )
     assert config.channel_mult == (1, 2)
     assert config.attn_precision == torch.float32
 
@@ -157,14 +159,15 @@ def test_attention_can_be_replaced(attention, key):
 def test_control_is_used_from_the_end_and_left_untouched():
     golden = Golden("unet_sd1")
     net = build(golden)
-    skip_of_last_output = torch.full((2, 32, 16, 16), 0.1)
+    # Not a constant: the group norm after it would take that out again.
+    skip_of_last_output = torch.randn(2, 32, 16, 16, generator=torch.Generator().manual_seed(0))
     control = {"output": [None, skip_of_last_output, None, None, None, None, None], "middle": [None]}
     # Six output blocks take the last six entries; the first one stays unused.
     out = run(net, golden, control=control)
     assert len(control["output"]) == 7
 
     def add_to_last(h, skip, options):
-        return h, skip + 0.1 if options["block"] == ("output", 5) else skip
+        return h, skip + skip_of_last_output if options["block"] == ("output", 5) else skip
 
     patched = run(net, golden, transformer_options={"patches": {"output_block_patch": [add_to_last]}})
     assert error(out, patched) < 1e-6
