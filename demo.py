@@ -88,9 +88,7 @@ def draw(url: str, body: dict, timeout: float = 120) -> str:
         raise DemoFailed(error.read().decode("utf-8", "replace")) from error
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
-        with contextlib.closing(
-            urllib.request.urlopen(f"{url}/history/{prompt_id}", timeout=timeout)
-        ) as answer:
+        with contextlib.closing(urllib.request.urlopen(f"{url}/history/{prompt_id}", timeout=timeout)) as answer:
             entry = json.load(answer).get(prompt_id)
         if entry is None:
             time.sleep(POLL_SECONDS)

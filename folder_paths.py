@@ -277,9 +277,7 @@ def get_folder_paths(folder_name: str) -> list[str]:
     return list(folder_names_and_paths[map_legacy(folder_name)][0])
 
 
-def recursive_search(
-    directory: str, excluded_dir_names: list[str] | None = None
-) -> tuple[list[str], dict[str, float]]:
+def recursive_search(directory: str, excluded_dir_names: list[str] | None = None) -> tuple[list[str], dict[str, float]]:
     """All files below `directory` as relative paths, and every folder's modification time.
 
     Symbolic links are followed; a link that leads back to a folder already on the way down is not.
@@ -316,9 +314,7 @@ def recursive_search(
 def filter_files_extensions(files: Iterable[str], extensions: Iterable[str]) -> list[str]:
     """The sorted names with one of these extensions (lower case, with dot); an empty set admits all."""
     wanted = set(extensions)
-    return sorted(
-        f for f in files if not wanted or os.path.splitext(f)[-1].lower() in wanted or "folder" in wanted
-    )
+    return sorted(f for f in files if not wanted or os.path.splitext(f)[-1].lower() in wanted or "folder" in wanted)
 
 
 class _ListingCache:
@@ -399,9 +395,7 @@ def get_relative_path(full_path: str) -> tuple[str, str] | None:
     """The (folder name, relative name) of a file below one of the model folders, or None."""
     for name, (paths, _) in folder_names_and_paths.items():
         for folder in paths:
-            if is_lexically_within(full_path, folder) and os.path.abspath(full_path) != os.path.abspath(
-                folder
-            ):
+            if is_lexically_within(full_path, folder) and os.path.abspath(full_path) != os.path.abspath(folder):
                 return name, os.path.relpath(full_path, folder)
     return None
 

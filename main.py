@@ -69,9 +69,7 @@ def empty_temp_folder(recreate: bool = True) -> None:
     """
     temp = folder_paths.get_temp_directory()
     mark = os.path.join(temp, TEMP_MARK)
-    ours = (
-        args.temp_directory is None or os.path.exists(mark) or not os.path.isdir(temp) or not os.listdir(temp)
-    )
+    ours = args.temp_directory is None or os.path.exists(mark) or not os.path.isdir(temp) or not os.listdir(temp)
     if ours:
         shutil.rmtree(temp, ignore_errors=True)
     else:
@@ -131,9 +129,7 @@ async def serve() -> int:
 
     addresses = [(address.strip(), args.port) for address in args.listen.split(",") if address.strip()]
     try:
-        await server.start_multi_address(
-            addresses, call_on_start=None if args.dont_print_server else announce
-        )
+        await server.start_multi_address(addresses, call_on_start=None if args.dont_print_server else announce)
     except OSError as error:
         log.error("cannot listen on %s port %d: %s", args.listen, args.port, error.strerror or error)
         return EXIT_FAILED

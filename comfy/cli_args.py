@@ -103,9 +103,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="comma-separated addresses to listen on; without a value: every interface, IPv4 and IPv6",
     )
     net.add_argument("--port", type=int, default=8188, help="TCP port (%(default)s)")
-    net.add_argument(
-        "--tls-keyfile", metavar="PATH", help="private key; with --tls-certfile the server speaks https"
-    )
+    net.add_argument("--tls-keyfile", metavar="PATH", help="private key; with --tls-certfile the server speaks https")
     net.add_argument("--tls-certfile", metavar="PATH", help="certificate for https")
     net.add_argument(
         "--enable-cors-header",
@@ -116,12 +114,8 @@ def build_parser() -> argparse.ArgumentParser:
         help="allow pages of this origin (any, without a value) and switch origin checks off",
     )
     net.add_argument("--max-upload-size", type=float, default=100, metavar="MB", help="largest request body")
-    net.add_argument(
-        "--enable-compress-response-body", action="store_true", help="gzip JSON and text answers"
-    )
-    net.add_argument(
-        "--multi-user", action="store_true", help="separate settings and files per comfy-user header"
-    )
+    net.add_argument("--enable-compress-response-body", action="store_true", help="gzip JSON and text answers")
+    net.add_argument("--multi-user", action="store_true", help="separate settings and files per comfy-user header")
     net.add_argument(
         "--front-end-version",
         default=None,
@@ -142,9 +136,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="KEY[=VALUE]",
         help="add a flag to /features; repeatable",
     )
-    net.add_argument(
-        "--list-feature-flags", action="store_true", help="print the known feature flags as JSON and exit"
-    )
+    net.add_argument("--list-feature-flags", action="store_true", help="print the known feature flags as JSON and exit")
     net.add_argument(
         "--comfy-api-base",
         default="https://api.comfy.org",
@@ -170,9 +162,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="previews go to DIR/temp, which is emptied at start and exit",
     )
-    data.add_argument(
-        "--user-directory", type=_directory, default=None, metavar="DIR", help="settings and workflows"
-    )
+    data.add_argument("--user-directory", type=_directory, default=None, metavar="DIR", help="settings and workflows")
     data.add_argument("--models-directory", type=_directory, default=None, metavar="DIR", help="model files")
     data.add_argument(
         "--extra-model-paths-config",
@@ -184,9 +174,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     data.add_argument("--database-url", default=None, metavar="URL", help="sqlite:///path of the database")
     data.add_argument("--enable-assets", action="store_true", help="asset database and its routes")
-    data.add_argument(
-        "--enable-asset-hashing", action="store_true", help="hash file contents while scanning assets"
-    )
+    data.add_argument("--enable-asset-hashing", action="store_true", help="hash file contents while scanning assets")
     data.add_argument(
         "--default-hashing-function",
         choices=["md5", "sha1", "sha256", "sha512"],
@@ -212,9 +200,7 @@ def build_parser() -> argparse.ArgumentParser:
     packs.add_argument("--enable-manager", action="store_true", help="start the separate manager package")
     ui = packs.add_mutually_exclusive_group()
     ui.add_argument("--disable-manager-ui", action="store_true", help="manager without its user interface")
-    ui.add_argument(
-        "--enable-manager-legacy-ui", action="store_true", help="manager with its old user interface"
-    )
+    ui.add_argument("--enable-manager-legacy-ui", action="store_true", help="manager with its old user interface")
 
     _add_device_flags(parser)
     _add_precision_flags(parser)
@@ -227,9 +213,7 @@ def build_parser() -> argparse.ArgumentParser:
         default=LatentPreviewMethod.NoPreviews,
         help="how samplers draw previews",
     )
-    other.add_argument(
-        "--preview-size", type=int, default=512, metavar="PIXELS", help="largest side of a preview"
-    )
+    other.add_argument("--preview-size", type=int, default=512, metavar="PIXELS", help="largest side of a preview")
     other.add_argument(
         "--verbose",
         nargs="*",
@@ -238,13 +222,9 @@ def build_parser() -> argparse.ArgumentParser:
         metavar=("LEVEL", "FILE"),
         help="console log level, or a log file with its own level; repeatable",
     )
-    other.add_argument(
-        "--log-stdout", action="store_true", help="log below ERROR to stdout instead of stderr"
-    )
+    other.add_argument("--log-stdout", action="store_true", help="log below ERROR to stdout instead of stderr")
     other.add_argument("--debug-hang", action="store_true", help="Ctrl-C prints every thread's stack")
-    other.add_argument(
-        "--quick-test-for-ci", action="store_true", help="load everything, then exit with status 0"
-    )
+    other.add_argument("--quick-test-for-ci", action="store_true", help="load everything, then exit with status 0")
     other.add_argument("--windows-standalone-build", action="store_true", help="implies --auto-launch")
     other.add_argument(
         "--demo",
@@ -284,24 +264,14 @@ def _add_device_flags(parser: argparse.ArgumentParser) -> None:
     dev.add_argument(
         "--directml", type=int, nargs="?", default=None, const=-1, metavar="DEVICE", help="use torch-directml"
     )
-    dev.add_argument(
-        "--oneapi-device-selector", default=None, metavar="SELECTOR", help="visible oneAPI devices"
-    )
-    dev.add_argument(
-        "--reserve-vram", type=float, default=None, metavar="GB", help="VRAM left free for other programs"
-    )
-    dev.add_argument(
-        "--vram-headroom", type=float, default=0, metavar="GB", help="extra VRAM kept free while loading"
-    )
+    dev.add_argument("--oneapi-device-selector", default=None, metavar="SELECTOR", help="visible oneAPI devices")
+    dev.add_argument("--reserve-vram", type=float, default=None, metavar="GB", help="VRAM left free for other programs")
+    dev.add_argument("--vram-headroom", type=float, default=0, metavar="GB", help="extra VRAM kept free while loading")
     dynamic = dev.add_mutually_exclusive_group()
     dynamic.add_argument("--enable-dynamic-vram", action="store_true", help="load weights as they are needed")
     dynamic.add_argument("--disable-dynamic-vram", action="store_true", help="load whole models")
-    dev.add_argument(
-        "--disable-nvml-pressure", action="store_true", help="do not watch other processes' VRAM"
-    )
-    dev.add_argument(
-        "--fast-disk", action="store_true", help="prefer reading weights again to keeping them in RAM"
-    )
+    dev.add_argument("--disable-nvml-pressure", action="store_true", help="do not watch other processes' VRAM")
+    dev.add_argument("--fast-disk", action="store_true", help="prefer reading weights again to keeping them in RAM")
     dev.add_argument("--disable-cuda-graphs", action="store_true", help="never capture CUDA graphs")
     offload = dev.add_mutually_exclusive_group()
     offload.add_argument(
@@ -313,12 +283,8 @@ def _add_device_flags(parser: argparse.ArgumentParser) -> None:
         metavar="STREAMS",
         help="move weights on background streams",
     )
-    offload.add_argument(
-        "--disable-async-offload", action="store_true", help="move weights on the main stream"
-    )
-    dev.add_argument(
-        "--disable-smart-memory", action="store_true", help="take models off the GPU after each prompt"
-    )
+    offload.add_argument("--disable-async-offload", action="store_true", help="move weights on the main stream")
+    dev.add_argument("--disable-smart-memory", action="store_true", help="take models off the GPU after each prompt")
     dev.add_argument("--disable-pinned-memory", action="store_true", help="no page-locked host memory")
     dev.add_argument("--force-non-blocking", action="store_true", help="never wait for host to device copies")
     dev.add_argument("--mmap-torch-files", action="store_true", help="memory-map ckpt and pt files")
@@ -335,9 +301,7 @@ def _add_device_flags(parser: argparse.ArgumentParser) -> None:
     cache.add_argument("--cache-classic", action="store_true", help="keep the results of the last prompt")
     cache.add_argument("--cache-lru", type=int, default=0, metavar="N", help="keep up to N node results")
     cache.add_argument("--cache-none", action="store_true", help="keep no node results")
-    cache.add_argument(
-        "--high-ram", action="store_true", help="as --cache-classic, using more RAM for weights"
-    )
+    cache.add_argument("--high-ram", action="store_true", help="as --cache-classic, using more RAM for weights")
 
 
 def _add_precision_flags(parser: argparse.ArgumentParser) -> None:
@@ -390,9 +354,7 @@ def _add_precision_flags(parser: argparse.ArgumentParser) -> None:
             group.add_argument(flag, action="store_true", help=text)
     prec.add_argument("--cpu-vae", action="store_true", help="run the VAE on the CPU")
     prec.add_argument("--fp16-intermediates", action="store_true", help="float16 tensors between nodes")
-    prec.add_argument(
-        "--supports-fp8-compute", action="store_true", help="assume that the device computes in float8"
-    )
+    prec.add_argument("--supports-fp8-compute", action="store_true", help="assume that the device computes in float8")
     prec.add_argument("--force-channels-last", action="store_true", help="channels-last weights")
     prec.add_argument("--disable-xformers", action="store_true", help="do not use xformers")
     prec.add_argument("--deterministic", action="store_true", help="deterministic torch algorithms")

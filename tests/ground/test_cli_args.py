@@ -85,10 +85,7 @@ def test_a_flag_without_effect_says_why():
 
 def test_importing_leaves_the_callers_arguments_alone():
     code = "import sys; sys.argv = ['x', '--bogus']; import comfy.cli_args; print(comfy.cli_args.args.port)"
-    assert (
-        subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True).stdout
-        == "8188\n"
-    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True).stdout == "8188\n"
 
 
 def test_help_lists_every_flag():

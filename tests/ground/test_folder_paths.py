@@ -132,8 +132,7 @@ def test_extra_paths(base):
     (base / "more" / "ck" / "z.ckpt").touch()
     yaml = base / "paths.yaml"
     yaml.write_text(
-        "label:\n  base_path: more\n  is_default: true\n"
-        "  checkpoints: ck\n  unet: |\n    one\n    two\n  novel: n\n"
+        "label:\n  base_path: more\n  is_default: true\n  checkpoints: ck\n  unet: |\n    one\n    two\n  novel: n\n"
     )
     fp.load_extra_model_paths(str(yaml))
     assert fp.get_folder_paths("checkpoints")[0] == str(base / "more" / "ck")
