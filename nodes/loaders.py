@@ -1,0 +1,127 @@
+"""Core nodes that load model files. Broken files raise the loader's own errors, which name the file and the cause."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import folder_paths
+
+
+class MissingVaePart(FileNotFoundError):
+    """A small preview VAE lacks its encoder or decoder file."""
+
+
+class CheckpointLoaderSimple:
+    DESCRIPTION = "Loads a checkpoint file: the model, its text encoder and its VAE."
+    DISPLAY_NAME = "Load Checkpoint"
+    CATEGORY = "model/loaders"
+    RETURN_TYPES = ("MODEL", "CLIP", "VAE")
+    FUNCTION = "load_checkpoint"
+    SEARCH_ALIASES = ["load model", "checkpoint", "ckpt"]
+    OUTPUT_TOOLTIPS = (
+        "The model that denoises latents.",
+        "The text encoder.",
+        "The VAE, between pictures and latents.",
+    )
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {
+            "required": {"ckpt_name": (folder_paths.get_filename_list("checkpoints"), {"tooltip": "File to load."})}
+        }
+
+    def load_checkpoint(self, ckpt_name: str) -> tuple[Any, Any, Any]:
+        import comfy.sd
+
+        path = folder_paths.get_full_path_or_raise("checkpoints", ckpt_name)
+        return comfy.sd.load_checkpoint_guess_config(
+            path,
+            output_vae=True,
+            output_clip=True,
+            embedding_directory=folder_paths.get_folder_paths("embeddings"),
+        )[:3]
+
+
+# Small autoencoders for previews: one plain name stands for an encoder and a decoder file.
+_TWO_PART_VAES = ("taesd", "taesdxl", "taesd3", "taef1")
+_ONE_FILE_PREVIEW_VAES = ("taehv", "lighttaew2_1", "taeltx_2")
+# No file: pixels are used as they are.
+PIXEL_SPACE = "pixel_space"
+
+
+class VAELoader:
+    DESCRIPTION = "Loads a VAE file."
+    DISPLAY_NAME = "Load VAE"
+    CATEGORY = "model/loaders"
+    RETURN_TYPES = ("VAE",)
+    FUNCTION = "load_vae"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {
+            "required": {
+                "vae_name": (cls.vae_list(cls), {"tooltip": "File to load; pixel_space works on plain pixels."})
+            }
+        }
+
+    @staticmethod
+    def vae_list(s: Any) -> list[str]:
+        """Names of VAE files, of the complete small ones in vae_approx, and pixel_space."""
+        small = folder_paths.get_filename_list("vae_approx")
+        names = list(folder_paths.get_filename_list("vae"))
+        for name in _TWO_PART_VAES:
+            if all(any(file.startswith(f"{name}_{part}.") for file in small) for part in ("encoder", "decoder")):
+                names.append(name)
+        names += [file for file in small if os.path.splitext(file)[0] in _ONE_FILE_PREVIEW_VAES]
+        return [*names, PIXEL_SPACE]
+
+    def load_vae(self, vae_name: str) -> tuple[Any]:
+        import comfy.sd
+
+        vae = comfy.sd.VAE(sd=_vae_weights(vae_name))
+        vae.throw_exception_if_invalid()
+        return (vae,)
+
+
+def _vae_weights(name: str) -> dict:
+    import comfy.utils
+    import torch
+
+    if name == PIXEL_SPACE:
+        return {"pixel_space_vae": torch.tensor(1.0)}
+    if name in _TWO_PART_VAES:
+        return _two_part_weights(name)
+    small = os.path.splitext(name)[0] in _ONE_FILE_PREVIEW_VAES
+    path = folder_paths.get_full_path_or_raise("vae_approx" if small else "vae", name)
+    return comfy.utils.load_torch_file(path)
+
+
+def _two_part_weights(name: str) -> dict:
+    import comfy.utils
+    import torch
+
+    weights = {}
+    for part in ("encoder", "decoder"):
+        files = [f for f in folder_paths.get_filename_list("vae_approx") if f.startswith(f"{name}_{part}.")]
+        if not files:
+            raise MissingVaePart(f"vae_approx holds no {name}_{part} file, which the VAE {name!r} needs")
+        path = folder_paths.get_full_path_or_raise("vae_approx", files[0])
+        weights.update((f"taesd_{part}.{key}", value) for key, value in comfy.utils.load_torch_file(path).items())
+    scale, shift = _LATENT_SCALES[name]
+    weights["vae_scale"], weights["vae_shift"] = torch.tensor(scale), torch.tensor(shift)
+    return weights
+
+
+# Scale and shift between the latents of the model family and those of its small VAE.
+_LATENT_SCALES = {
+    "taesd": (0.18215, 0.0),
+    "taesdxl": (0.13025, 0.0),
+    "taesd3": (1.5305, 0.0609),
+    "taef1": (0.3611, 0.1159),
+}
+
+
+NODES = {
+    "nodes": [CheckpointLoaderSimple, VAELoader],
+}
