@@ -69,20 +69,21 @@ def _allowed(name: str) -> bool:
     return name in (args.whitelist_custom_nodes or [])
 
 
-def run_prestartup_scripts() -> dict[str, float]:
+# Pack path -> seconds its prestartup script took; the loader adds them to the import time it reports.
+prestartup_seconds: dict[str, float] = {}
+
+
+def run_prestartup_scripts() -> None:
     """Run `prestartup_script.py` of every pack folder. Call before torch is imported.
 
     A script that raises, or calls `sys.exit`, is logged and changes nothing else.
-    Returns pack path -> seconds, for the scripts that were found.
     """
-    times: dict[str, float] = {}
     for pack in find_packs():
         script = os.path.join(pack.path, PRESTARTUP_FILE)
         if pack.folder and os.path.isfile(script):
             start = time.perf_counter()
             _run_script(script)
-            times[pack.path] = time.perf_counter() - start
-    return times
+            prestartup_seconds[pack.path] = time.perf_counter() - start
 
 
 def _run_script(path: str) -> None:

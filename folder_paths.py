@@ -447,7 +447,9 @@ def get_save_image_path(
     }  # fmt: skip
     for token, text in tokens.items():
         filename_prefix = filename_prefix.replace(token, text)
-    target = safe_join(output_dir, os.path.normpath(filename_prefix), label="output")
+    normal = os.path.normpath(filename_prefix)
+    # An empty prefix names the folder itself: its files are called `._00001_`.
+    target = os.path.join(output_dir, ".") if normal == "." else safe_join(output_dir, normal, label="output")
     if not is_within(os.path.dirname(target), output_dir):
         raise PathOutsideFolder(filename_prefix, "output")
     folder, filename = os.path.dirname(target), os.path.basename(target)

@@ -29,7 +29,7 @@ LOADED_MODULE_DIRS: dict[str, str] = {}
 class PackRecord:
     """How loading one pack went.
 
-    seconds: time spent importing, prestartup script included when `load_custom_packs` was told about it.
+    seconds: time spent importing, prestartup script included.
     nodes: names of the classes that were registered.
     error: "Type: message" when the pack could not be loaded, with its traceback in `details`.
     """
@@ -63,12 +63,12 @@ class PackHasNoNodes(Exception):
     """The pack has neither NODE_CLASS_MAPPINGS nor a usable comfy_entrypoint."""
 
 
-async def load_custom_packs(prestartup_seconds: dict[str, float] | None = None) -> None:
+async def load_custom_packs() -> None:
     """Load every allowed pack and log a table of import times, slowest last."""
     built_in = frozenset(BUILT_IN_NAMES)
     for pack in list(custom_packs.find_packs()):
         await load_custom_node(pack.path, built_in, module_parent="custom_nodes")
-        PACKS[pack.path].seconds += (prestartup_seconds or {}).get(pack.path, 0.0)
+        PACKS[pack.path].seconds += custom_packs.prestartup_seconds.get(pack.path, 0.0)
     if PACKS:
         lines = [
             f"{record.seconds:8.2f} s{' (IMPORT FAILED)' if record.error else ''}: {record.path}"

@@ -354,9 +354,10 @@ class InpaintModelConditioning:
     ) -> tuple[list, list, dict]:
         check_vae(vae)
         mask = fit_mask(mask, pixels)
-        pixels, (rows, columns) = crop_to_blocks(pixels, 8)
+        cropped, (rows, columns) = crop_to_blocks(pixels, 8)
         mask = mask[:, :, rows, columns]
-        values = {"concat_latent_image": vae.encode(grey_out(pixels, mask)), "concat_mask": mask}
+        values = {"concat_latent_image": vae.encode(grey_out(cropped, mask)), "concat_mask": mask}
+        # The VAE crops by its own rule; cutting twice would shift the picture against its latents.
         latent = {"samples": vae.encode(pixels)}
         if noise_mask:
             latent["noise_mask"] = mask
