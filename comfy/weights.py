@@ -1,0 +1,263 @@
+"""Weight files: reading, writing, and saying what is wrong with one.
+
+A safetensors file is memory-mapped: its tensors are views of the file, nothing is copied, and pages come into
+memory when they are used. A pickle (.ckpt, .pt, .bin) is only ever opened with `weights_only=True`; one that
+asks for code is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import struct
+import zipfile
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.torch
+import torch
+
+from comfy.cli_args import args
+
+MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+SAFETENSORS_EXTENSIONS = (".safetensors", ".sft")
+_LENGTH_BYTES = 8
+
+
+class WeightsFileError(ValueError):
+    """A weight file cannot be used. `path`, `size` (bytes, None if unknown) and `cause` say why."""
+
+    def __init__(self, path: str, size: int | None, cause: str):
+        self.path = path
+        self.size = size
+        self.cause = cause
+        described = "" if size is None else f" ({size:,} bytes)"
+        super().__init__(f"Cannot load {path}{described}: {cause}")
+
+
+class MissingWeightsError(WeightsFileError, FileNotFoundError):
+    """There is no such file."""
+
+
+class TruncatedWeightsError(WeightsFileError):
+    """The file ends before its contents do."""
+
+
+class NotWeightsError(WeightsFileError):
+    """The file holds something else: a web page, a pointer of git-lfs, text, nothing."""
+
+
+class UnsafeWeightsError(WeightsFileError):
+    """The file is a pickle that would run code."""
+
+
+def load_torch_file(
+    ckpt: str | os.PathLike,
+    safe_load: bool = False,
+    device: torch.device | None = None,
+    return_metadata: bool = False,
+) -> Any:
+    """The named tensors of a weight file; with `return_metadata` also the file's metadata (dict or None).
+
+    safe_load changes nothing: loading is always safe. A pickle's `state_dict` entry, or the only entry when
+    it is a mapping, is taken for the tensors.
+
+    Raises WeightsFileError (see its subclasses), naming file, size and likely cause.
+    """
+    path = os.fspath(ckpt)
+    device = torch.device("cpu") if device is None else torch.device(device)
+    _require_file(path)
+    metadata = None
+    if path.lower().endswith(SAFETENSORS_EXTENSIONS) or _looks_like_safetensors(path):
+        sd, metadata = _load_safetensors(path, device)
+    else:
+        sd = _tensors_of(path, load_pickle(path, device))
+    return (sd, metadata) if return_metadata else sd
+
+
+def load_pickle(path: str, device: torch.device | str = "cpu") -> Any:
+    """Whatever a torch file holds, of tensors, containers and plain values. Raises WeightsFileError."""
+    _require_file(path)
+    _refuse_other_content(path)
+    mmap = bool(args.mmap_torch_files) and zipfile.is_zipfile(path)
+    try:
+        with torch.serialization.safe_globals(_harmless_globals()):
+            return torch.load(path, map_location=device, weights_only=True, mmap=mmap or None)
+    except pickle.UnpicklingError as e:
+        raise UnsafeWeightsError(path, _size(path), _pickle_cause(e)) from e
+    except (EOFError, zipfile.BadZipFile) as e:
+        raise TruncatedWeightsError(path, _size(path), _TRUNCATED) from e
+    except (RuntimeError, ValueError, KeyError, UnicodeDecodeError, AttributeError, IndexError) as e:
+        if isinstance(e, torch.OutOfMemoryError):
+            raise
+        if _starts_with(path, b"PK"):
+            raise TruncatedWeightsError(path, _size(path), _TRUNCATED) from e
+        raise NotWeightsError(path, _size(path), f"it is no torch file ({e})") from e
+
+
+def save_torch_file(sd: dict[str, torch.Tensor], ckpt: str, metadata: dict[str, str] | None = None) -> None:
+    """Write named tensors as safetensors; metadata values are strings."""
+    safetensors.torch.save_file({k: v.contiguous() for k, v in sd.items()}, ckpt, metadata=metadata)
+
+
+def safetensors_header(path: str, max_size: int = MAX_HEADER_BYTES) -> bytes | None:
+    """The JSON header of a safetensors file, None when it is longer than `max_size` or not there."""
+    with open(path, "rb") as f:
+        head = f.read(_LENGTH_BYTES)
+        if len(head) < _LENGTH_BYTES:
+            return None
+        length = struct.unpack("<Q", head)[0]
+        if length > max_size:
+            return None
+        header = f.read(length)
+    return header if len(header) == length else None
+
+
+# --- safetensors
+
+
+def _load_safetensors(path: str, device: torch.device) -> tuple[dict[str, torch.Tensor], dict | None]:
+    _check_safetensors(path)
+    try:
+        if args.disable_mmap:
+            with open(path, "rb") as f:
+                contents = f.read()
+            sd = safetensors.torch.load(contents)
+            if device.type != "cpu":
+                sd = {k: v.to(device) for k, v in sd.items()}
+            return sd, json.loads(safetensors_header(path) or b"{}").get("__metadata__")
+        with safetensors.safe_open(path, framework="pt", device=str(device)) as f:
+            return {key: f.get_tensor(key) for key in f.keys()}, f.metadata()  # noqa: SIM118
+    except safetensors.SafetensorError as e:
+        raise NotWeightsError(path, _size(path), f"its safetensors header is damaged ({e})") from e
+
+
+def _check_safetensors(path: str) -> None:
+    """Raise the error that fits when the header cannot be right; the library itself only says that it is
+    not."""
+    size = _size(path)
+    _refuse_other_content(path)
+    with open(path, "rb") as f:
+        head = f.read(_LENGTH_BYTES)
+        if head[:2] == b"PK" or head[:1] == b"\x80":
+            cause = "it is a torch pickle with the wrong extension (.ckpt or .pt would be right)"
+            raise NotWeightsError(path, size, cause)
+        if len(head) < _LENGTH_BYTES:
+            raise TruncatedWeightsError(path, size, _TRUNCATED)
+        length = struct.unpack("<Q", head)[0]
+        start = f.read(1)
+    if length > MAX_HEADER_BYTES or (start and start != b"{"):
+        raise NotWeightsError(path, size, "it does not start with a safetensors header")
+    header = safetensors_header(path)
+    if header is None:
+        raise TruncatedWeightsError(path, size, _TRUNCATED)
+    try:
+        entries = json.loads(header)
+        end = max((e["data_offsets"][1] for k, e in entries.items() if k != "__metadata__"), default=0)
+        needed = _LENGTH_BYTES + length + int(end)
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as e:
+        raise NotWeightsError(path, size, f"its safetensors header is damaged ({e})") from e
+    if size < needed:
+        cause = f"it is cut off: its header announces {needed:,} bytes. Download or copy it again"
+        raise TruncatedWeightsError(path, size, cause)
+
+
+def _looks_like_safetensors(path: str) -> bool:
+    """For files with another extension: the eight bytes of the length, then JSON."""
+    with open(path, "rb") as f:
+        head = f.read(_LENGTH_BYTES + 2)
+    return (
+        len(head) == _LENGTH_BYTES + 2
+        and struct.unpack("<Q", head[:_LENGTH_BYTES])[0] <= MAX_HEADER_BYTES
+        and head[_LENGTH_BYTES:] == b'{"'
+    )
+
+
+# --- pickles
+
+
+def _tensors_of(path: str, contents: Any) -> dict[str, Any]:
+    if not isinstance(contents, dict):
+        cause = f"it holds a {type(contents).__name__}, no named tensors"
+        raise NotWeightsError(path, _size(path), cause)
+    if isinstance(contents.get("state_dict"), dict):
+        return contents["state_dict"]
+    if len(contents) == 1:
+        (only,) = contents.values()
+        if isinstance(only, dict):
+            return only
+    return contents
+
+
+class _InertModelCheckpoint:
+    """Takes the place of a training callback found in old .ckpt files; holds data only."""
+
+
+# The name under which such files ask for it.
+_InertModelCheckpoint.__module__ = "pytorch_lightning.callbacks.model_checkpoint"
+_InertModelCheckpoint.__qualname__ = _InertModelCheckpoint.__name__ = "ModelCheckpoint"
+
+
+def _harmless_globals() -> list[Any]:
+    """What the pickles of training programs contain besides tensors: numpy numbers."""
+    from _codecs import encode
+
+    return [np.dtype, np.dtypes.Float64DType, np._core.multiarray.scalar, encode, _InertModelCheckpoint]
+
+
+def _pickle_cause(error: pickle.UnpicklingError) -> str:
+    text = str(error)
+    if "Unsupported" not in text and "unsupported" not in text:
+        return f"its pickle is damaged ({text.splitlines()[0]})"
+    name = next((part for part in text.replace("`", " ").split() if "." in part and "/" not in part), "")
+    wanted = f" (it asks for {name.strip('.,')})" if name else ""
+    return (
+        f"it is a pickle that would run code{wanted}; it was refused. Convert it to safetensors if you trust its source"
+    )
+
+
+# --- what else a file may be
+
+_TRUNCATED = "it is cut off, an interrupted download or copy. Download or copy it again"
+
+
+def _require_file(path: str) -> None:
+    if not os.path.isfile(path):
+        cause = "it is a folder, no file" if os.path.isdir(path) else "there is no such file"
+        raise MissingWeightsError(path, None, cause)
+    if _size(path) == 0:
+        raise NotWeightsError(path, 0, "the file is empty")
+
+
+def _refuse_other_content(path: str) -> None:
+    """Raise NotWeightsError for contents recognised as something that is no weight file."""
+    with open(path, "rb") as f:
+        head = f.read(512)
+    text = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    cause = None
+    if text.startswith(b"version https://git-lfs"):
+        cause = "it is a git-lfs pointer; the real file was never fetched (git lfs pull)"
+    elif text.startswith((b"<!doctype", b"<html", b"<head", b"<?xml", b"<body")):
+        cause = "it is a web page (HTML), perhaps a login or error page saved under this name"
+    elif text.startswith((b'{"', b"{\n", b"[")) and not _looks_like_safetensors(path):
+        cause = "it is JSON text, perhaps a server's error message saved under this name"
+    elif head.startswith(b"GGUF"):
+        cause = "it is a GGUF file, which this loader does not read"
+    elif not head.strip(b"\x00") and len(head) == 512:
+        cause = "it starts with zeros only, as an unfinished download does"
+    if cause is not None:
+        raise NotWeightsError(path, _size(path), cause)
+
+
+def _starts_with(path: str, magic: bytes) -> bool:
+    with open(path, "rb") as f:
+        return f.read(len(magic)) == magic
+
+
+def _size(path: str) -> int | None:
+    with contextlib.suppress(OSError):
+        return os.path.getsize(path)
+    return None
