@@ -91,6 +91,7 @@ def load_nodes(server) -> None:
         custom_packs.run_prestartup_scripts()
         import nodes
 
+        nodes.EXTENSION_WEB_DIRS["darkroom"] = os.path.join(folder_paths.program_path, "web")
         asyncio.run(nodes.init_extra_nodes(init_custom_nodes=True, init_api_nodes=not args.disable_api_nodes))
     except BaseException:
         log.critical("the built-in nodes cannot be loaded; the server stops", exc_info=True)
