@@ -1,4 +1,4 @@
-"""logs: what goes to the console and to log files, and the kept lines behind /internal/logs."""
+"""logs: what the console showed, for /internal/logs and its subscribers."""
 
 import io
 import logging
@@ -6,7 +6,6 @@ import sys
 
 import pytest
 
-import gateway.logs
 import logs
 from comfy.cli_args import finish, parser
 
@@ -27,7 +26,7 @@ class Console:
 
 @pytest.fixture
 def console(monkeypatch):
-    monkeypatch.setattr(gateway.logs, "log_buffer", gateway.logs.LogBuffer(5))
+    monkeypatch.setattr(logs, "buffer", logs.LogBuffer(5))
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield Console(monkeypatch)
@@ -40,7 +39,7 @@ def test_prints_and_log_records_are_kept(console):
     print("from a node")
     logging.info("from the server")
     logging.debug("not shown")
-    text = "".join(e["m"] for e in gateway.logs.log_buffer.entries())
+    text = "".join(e["m"] for e in logs.buffer.entries())
     assert "from a node" in text and "from the server" in text and "not shown" not in text
     assert "from a node" in console.out.getvalue()
     assert "INFO from the server" in console.err.getvalue()
@@ -49,18 +48,32 @@ def test_prints_and_log_records_are_kept(console):
 def test_only_the_newest_are_kept(console):
     console.setup()
     for i in range(9):
-        print(i)
-    assert [e["m"] for e in gateway.logs.log_buffer.entries()] == [f"{i}\n" for i in range(4, 9)]
+        sys.stdout.write(f"{i}")
+    assert [e["m"] for e in logs.buffer.entries()] == list("45678")
 
 
-def test_the_listener_gets_what_came_since_the_last_flush(console):
+def test_listeners_get_what_came_since_the_last_flush(console):
     console.setup()
     got = []
-    gateway.logs.log_buffer.listen(got.append)
-    print("a\nb")
+    logs.buffer.listen(got.append)
+    sys.stdout.write("a")
+    sys.stdout.write("b")
     sys.stdout.flush()
     sys.stdout.flush()
-    assert ["".join(e["m"] for e in batch) for batch in got] == ["a\nb\n"]
+    assert [[e["m"] for e in batch] for batch in got] == [["a", "b"]]
+    logs.buffer.unlisten(got.append)
+
+
+def test_a_listener_that_raises_is_dropped_and_harms_nobody(console):
+    console.setup()
+
+    def bad(_entries):
+        raise RuntimeError("listener")
+
+    logs.buffer.listen(bad)
+    print("x", flush=True)
+    print("y", flush=True)
+    assert "y" in console.out.getvalue()
 
 
 def test_log_stdout_splits_by_level(console):
@@ -81,6 +94,6 @@ def test_log_files_have_their_own_level(console, tmp_path):
 
 def test_characters_the_console_cannot_show_do_not_raise(console):
     narrow = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    gateway.logs._Tee(narrow, gateway.logs.LogBuffer()).write("grün")
+    logs._Tee(narrow, logs.buffer).write("grün")
     narrow.flush()
     assert narrow.buffer.getvalue() == b"gr\\xfcn"
