@@ -1,0 +1,333 @@
+"""What is kept of a run for the next one: results of nodes (four ways) and node objects.
+
+Spec: execution.md section 8. A result is found by its node's key (see `signatures`). Inner results of an expansion
+live in a scope of the expanding node, which lasts as long as prompts contain that node id with that class.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from comfy_execution.graph import DynamicPrompt
+
+log = logging.getLogger(__name__)
+
+_GB = 1024**3
+_UNKNOWN_SIZE = 0.05 * _GB  # what a result without measurable tensors is taken to weigh
+_LARGE = 512 * 1024**2
+_AGEING = 1.3  # a result of n prompts ago weighs this to the n-th
+_RAM_POLL_SECONDS = 0.05
+
+
+class CacheType(Enum):
+    """The ways to keep results; chosen on the command line."""
+
+    CLASSIC = 0
+    LRU = 1
+    NONE = 2
+    RAM_PRESSURE = 3
+
+
+@dataclass
+class CacheEntry:
+    """The result of a node: one list of values per output slot, and its UI data.
+
+    `ui` is `{"output": ui dict, "meta": {...}}` as the history shows it, or None.
+    """
+
+    outputs: list[list]
+    ui: dict[str, Any] | None = None
+    seconds: float = 0.0
+    generation: int = 0
+
+
+@dataclass
+class Scope:
+    """Results of the nodes of one graph: of the prompt, or of one expansion."""
+
+    entries: dict[bytes, CacheEntry] = field(default_factory=dict)
+    inner: dict[tuple[str, str], Scope] = field(default_factory=dict)
+
+    def prune(self, keys: set[bytes], nodes: set[tuple[str, str]]) -> None:
+        """Keep only results with these keys and inner scopes of these (node id, class) pairs."""
+        self.entries = {key: entry for key, entry in self.entries.items() if key in keys}
+        self.inner = {node: scope for node, scope in self.inner.items() if node in nodes}
+
+    def walk(self) -> Iterator[Scope]:
+        """This scope and all below it."""
+        stack = [self]
+        while stack:
+            scope = stack.pop()
+            yield scope
+            stack.extend(scope.inner.values())
+
+
+class ResultCache:
+    """`--cache-none`: keeps nothing, and is the interface of those that do."""
+
+    keeps_results = False
+
+    def begin(self, keys: set[bytes], nodes: set[tuple[str, str]]) -> None:
+        """A prompt with these keys and these (node id, class) pairs starts."""
+
+    def expand(self, path: tuple, keys: set[bytes], nodes: set[tuple[str, str]]) -> None:
+        """The node that `path` ends with has expanded to nodes with these keys."""
+
+    def get(self, path: tuple, key: bytes) -> CacheEntry | None:
+        """The result for a key in the scope of the expanding nodes along `path` (empty: the prompt itself)."""
+        return None
+
+    def put(self, path: tuple, key: bytes, entry: CacheEntry) -> None:
+        """Keep a result."""
+
+    def relieve(self, drop_unneeded: Callable[[], None]) -> None:
+        """A node has run: make room if memory is short. `drop_unneeded` lets go of what the run itself holds."""
+
+    def clear(self) -> None:
+        """Forget everything."""
+
+    def __len__(self) -> int:
+        return 0
+
+
+class ClassicCache(ResultCache):
+    """`--cache-classic`: the results the newest prompt has keys for."""
+
+    keeps_results = True
+
+    def __init__(self) -> None:
+        self.root = Scope()
+        self.generation = 0
+
+    def begin(self, keys: set[bytes], nodes: set[tuple[str, str]]) -> None:
+        self.generation += 1
+        self.root.prune(keys, nodes)
+
+    def expand(self, path: tuple, keys: set[bytes], nodes: set[tuple[str, str]]) -> None:
+        self._scope(path).prune(keys, nodes)
+
+    def get(self, path: tuple, key: bytes) -> CacheEntry | None:
+        return self._scope(path).entries.get(key)
+
+    def put(self, path: tuple, key: bytes, entry: CacheEntry) -> None:
+        entry.generation = self.generation
+        self._scope(path).entries[key] = entry
+
+    def clear(self) -> None:
+        self.root = Scope()
+
+    def __len__(self) -> int:
+        return sum(len(scope.entries) for scope in self.root.walk())
+
+    def _scope(self, path: tuple) -> Scope:
+        scope = self.root
+        for node in path:
+            found = scope.inner.get(node)
+            if found is None:
+                found = scope.inner[node] = Scope()
+            scope = found
+        return scope
+
+
+class LRUCache(ResultCache):
+    """`--cache-lru N`: whole generations (one per prompt) go, oldest first, while more than N results are kept."""
+
+    keeps_results = True
+
+    def __init__(self, max_size: int) -> None:
+        self.max_size = max_size
+        self.entries: dict[bytes, CacheEntry] = {}
+        self.generation = 0
+
+    def begin(self, keys: set[bytes], nodes: set[tuple[str, str]]) -> None:
+        self.generation += 1
+        self._touch(keys)
+        while len(self.entries) > self.max_size:
+            oldest = min(entry.generation for entry in self.entries.values())
+            if oldest == self.generation:
+                break
+            self.entries = {k: entry for k, entry in self.entries.items() if entry.generation != oldest}
+
+    def expand(self, path: tuple, keys: set[bytes], nodes: set[tuple[str, str]]) -> None:
+        self._touch(keys)
+
+    def get(self, path: tuple, key: bytes) -> CacheEntry | None:
+        return self.entries.get(key)
+
+    def put(self, path: tuple, key: bytes, entry: CacheEntry) -> None:
+        entry.generation = self.generation
+        self.entries[key] = entry
+
+    def clear(self) -> None:
+        self.entries = {}
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def _touch(self, keys: set[bytes]) -> None:
+        for key in keys:
+            entry = self.entries.get(key)
+            if entry is not None:
+                entry.generation = self.generation
+
+
+class RamPressureCache(ClassicCache):
+    """`--cache-ram`: like classic, and older results too while there is memory for them.
+
+    Args:
+        active: bytes of free memory below which results of the running prompt go as well.
+        inactive: bytes of free memory below which results of older prompts go.
+        free_memory: tells the free memory, in bytes.
+    """
+
+    def __init__(self, active: float, inactive: float, free_memory: Callable[[], float] | None = None) -> None:
+        super().__init__()
+        self.active = active
+        self.inactive = inactive
+        self.evicted = 0
+        self._free_memory = free_memory or _free_ram
+        self._last_look = 0.0
+
+    def begin(self, keys: set[bytes], nodes: set[tuple[str, str]]) -> None:
+        self.generation += 1
+        self._touch(self.root, keys)
+        self._last_look = 0.0
+
+    def expand(self, path: tuple, keys: set[bytes], nodes: set[tuple[str, str]]) -> None:
+        self._touch(self._scope(path), keys)
+
+    def relieve(self, drop_unneeded: Callable[[], None]) -> None:
+        now = time.monotonic()
+        if now - self._last_look < _RAM_POLL_SECONDS:
+            return
+        self._last_look = now
+        free = self._free_memory()
+        if free >= self.inactive and free >= self.active:
+            return
+        if free < self.inactive:
+            free = self._evict(free, self.inactive, lambda entry: entry.generation < self.generation)
+        if free < self.active:
+            drop_unneeded()
+            free = self._evict(free, self.active, lambda entry: _size_of(entry) >= _LARGE)
+            if free < self.active:
+                self._evict(free, self.active, lambda entry: True)
+
+    def _touch(self, scope: Scope, keys: set[bytes]) -> None:
+        for key in keys & scope.entries.keys():
+            scope.entries[key].generation = self.generation
+
+    def _evict(self, free: float, wanted: float, may_go: Callable[[CacheEntry], bool]) -> float:
+        """Drop results, worst first, until `wanted` bytes are free. Returns what is free then."""
+        found = [
+            (self._score(entry), scope, key)
+            for scope in self.root.walk()
+            for key, entry in scope.entries.items()
+            if may_go(entry)
+        ]
+        found.sort(key=lambda item: item[0], reverse=True)
+        for _, scope, key in found:
+            entry = scope.entries.pop(key)
+            self.evicted += 1
+            measurable = _size_of(entry) > 0
+            del entry
+            if measurable:  # asking the system is slow, and dropping small things changes nothing it could see
+                free = self._free_memory()
+                if free >= wanted:
+                    break
+        return self._free_memory() if found else free
+
+    def _score(self, entry: CacheEntry) -> float:
+        """How much better off we are without a result: its size and age, against what it took to make."""
+        size = _size_of(entry) or _UNKNOWN_SIZE
+        return size * _AGEING ** min(self.generation - entry.generation, 100) / (1.0 + entry.seconds)
+
+
+class ObjectStore:
+    """Node objects of V1 classes: one per node id and class, kept while prompts contain that node."""
+
+    def __init__(self, keeps: bool = True) -> None:
+        self._keeps = keeps
+        self._objects: dict[tuple[str, str], tuple[tuple[str, str], Any]] = {}
+
+    def begin(self, nodes: set[tuple[str, str]]) -> None:
+        """A prompt with these (node id, class) pairs starts; objects of other nodes go."""
+        if not self._keeps:
+            self.clear()
+            return
+        self._objects = {key: kept for key, kept in self._objects.items() if kept[0] in nodes}
+
+    def get(self, prompt: DynamicPrompt, node_id: str, class_type: str, make: Callable[[], Any]) -> Any:
+        """The object of a node, made on first use."""
+        key = (node_id, class_type)
+        kept = self._objects.get(key)
+        if kept is None:
+            real_id = prompt.get_real_node_id(node_id)
+            root = (real_id, prompt.get_node(real_id).get("class_type"))
+            kept = self._objects[key] = (root, make())
+        return kept[1]
+
+    def clear(self) -> None:
+        """Forget all objects."""
+        self._objects = {}
+
+
+def make_cache(cache_type: CacheType, **options: float) -> ResultCache:
+    """The result cache of a type.
+
+    Args:
+        options: `lru` the number of results; `ram` and `ram_inactive` the two thresholds in GB (None: automatic).
+    """
+    if cache_type is CacheType.NONE:
+        return ResultCache()
+    if cache_type is CacheType.LRU:
+        return LRUCache(int(options.get("lru") or 0))
+    if cache_type is CacheType.CLASSIC:
+        return ClassicCache()
+    total = _total_ram()
+    active, inactive = options.get("ram"), options.get("ram_inactive")
+    if active is None:
+        active = min(max(0.1 * total / _GB, 2.0), 10.0)
+    if inactive is None:
+        inactive = min(total / _GB, 128.0)
+    return RamPressureCache(active * _GB, inactive * _GB)
+
+
+def _free_ram() -> float:
+    import psutil
+
+    return float(psutil.virtual_memory().available)
+
+
+def _total_ram() -> float:
+    import psutil
+
+    return float(psutil.virtual_memory().total)
+
+
+def _size_of(entry: CacheEntry) -> float:
+    """Bytes of the CPU tensors in a result, nested lists and dicts included; 0 when there are none."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return 0.0
+    total = 0
+    seen: set[int] = set()
+    stack: list[Any] = [entry.outputs]
+    while stack and len(seen) < 100_000:
+        value = stack.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, torch.Tensor):
+            if value.device.type == "cpu":
+                total += value.numel() * value.element_size()
+        elif isinstance(value, dict):
+            stack.extend(value.values())
+        elif isinstance(value, list | tuple):
+            stack.extend(value)
+    return float(total)

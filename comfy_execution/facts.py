@@ -1,0 +1,194 @@
+"""What the engine needs to know about a node class, looked up once per run (spec node-api.md, sections 2 and 3)."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from comfy_execution.graph import NodeNotFoundError
+
+
+class DeclaredInput(NamedTuple):
+    """One declared input: the section it stands in, its type and its options."""
+
+    section: str
+    type: Any
+    options: Mapping[str, Any]
+
+
+@dataclass
+class InputSpec:
+    """The declared inputs of a node.
+
+    `dynamic` maps the dotted name of an inner input to the path at which the node receives it
+    (`"items.item0"` -> `("items", "item0")`); `dynamic_roots` names the inputs that always arrive as a dict.
+    """
+
+    required: Mapping[str, Any]
+    optional: Mapping[str, Any]
+    hidden: Mapping[str, Any]
+    dynamic: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    dynamic_roots: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        self._found: dict[str, DeclaredInput | None] = {}
+        self._lazy: frozenset[str] | None = None
+
+    def find(self, name: str) -> DeclaredInput | None:
+        """The declaration of an input, None if there is none.
+
+        Asks the dicts by `in` and `[]`, so that a dict subclass may claim to have every name.
+        """
+        try:
+            return self._found[name]
+        except KeyError:
+            found = self._found[name] = self._look_up(name)
+            return found
+
+    def _look_up(self, name: str) -> DeclaredInput | None:
+        for section in ("required", "optional", "hidden"):
+            declared = getattr(self, section)
+            if name in declared:
+                entry = declared[name]
+                if section == "hidden" or isinstance(entry, str):
+                    return DeclaredInput(section, entry, {})
+                options = entry[1] if len(entry) > 1 and isinstance(entry[1], Mapping) else {}
+                return DeclaredInput(section, entry[0], options)
+        return None
+
+    def declared(self) -> list[str]:
+        """Names of the required, then the optional inputs."""
+        return [*self.required, *self.optional]
+
+    def lazy(self, inputs: Mapping[str, Any]) -> frozenset[str]:
+        """Which of these inputs are evaluated only on request."""
+        if self._lazy is not None:
+            return self._lazy
+        names = set()
+        for name in inputs:
+            found = self.find(name)
+            if found is not None and found.options.get("lazy"):
+                names.add(name)
+        return frozenset(names)
+
+    def freeze_lazy(self) -> None:
+        """Compute the lazy inputs once, for a spec whose dicts do not invent names."""
+        if type(self.required) is dict and type(self.optional) is dict:
+            self._lazy = frozenset(
+                name for name in self.declared() if (found := self.find(name)) and found.options.get("lazy")
+            )
+
+
+class NodeFacts:
+    """A node class as the engine sees it."""
+
+    def __init__(self, class_type: str, cls: type) -> None:
+        self.class_type = class_type
+        self.cls = cls
+        self.is_v3 = hasattr(cls, "RESOLVE_INPUTS")
+        get = lambda name, default=None: getattr(cls, name, default)  # noqa: E731
+        self.is_output = get("OUTPUT_NODE", False) is True
+        self.input_is_list = bool(get("INPUT_IS_LIST", False))
+        self.output_is_list: tuple = tuple(get("OUTPUT_IS_LIST", ()) or ())
+        self.not_idempotent = bool(get("NOT_IDEMPOTENT", False))
+        self.has_intermediate_output = bool(get("HAS_INTERMEDIATE_OUTPUT", False))
+        self.accept_all_inputs = bool(get("ACCEPT_ALL_INPUTS", False)) if self.is_v3 else False
+        self.function_name: str = get("FUNCTION", "")
+        self.is_async = inspect.iscoroutinefunction(get(self.function_name)) if self.function_name else False
+        self.return_types: tuple = tuple(get("RETURN_TYPES", ()) or ())
+        self._inputs: InputSpec | None = None
+
+    def inputs(self, sent: Mapping[str, Any]) -> InputSpec:
+        """The declared inputs; those of a V3 class with dynamic inputs depend on what was sent."""
+        if self._inputs is not None:
+            return self._inputs
+        if self.is_v3:
+            spec, depends_on_sent = self.cls.RESOLVE_INPUTS(sent)
+        else:
+            types = self.cls.INPUT_TYPES()
+            spec = InputSpec(types.get("required", {}), types.get("optional", {}), types.get("hidden", {}))
+            depends_on_sent = False
+        if not depends_on_sent:
+            spec.freeze_lazy()
+            self._inputs = spec
+        return spec
+
+    @cached_property
+    def wants_unique_id(self) -> bool:
+        """Whether a node of this class is told its id, which makes its result belong to that id."""
+        return "UNIQUE_ID" in self.inputs({}).hidden.values()
+
+    def own_method(self, v1_name: str, v3_name: str) -> Callable | None:
+        """An optional classmethod: the V1 attribute, or the V3 one if the class overrides it."""
+        if self.is_v3:
+            return self.cls.OVERRIDDEN(v3_name)
+        return getattr(self.cls, v1_name, None)
+
+    @cached_property
+    def own_check(self) -> Callable | None:
+        return self.own_method("VALIDATE_INPUTS", "validate_inputs")
+
+    @cached_property
+    def own_check_parameters(self) -> inspect.FullArgSpec | None:
+        """The parameters of the class's own check, None if it has none."""
+        return None if self.own_check is None else inspect.getfullargspec(self.own_check)
+
+    @cached_property
+    def fingerprint(self) -> Callable | None:
+        return self.own_method("IS_CHANGED", "fingerprint_inputs")
+
+    @cached_property
+    def has_lazy_check(self) -> bool:
+        return self.own_method("check_lazy_status", "check_lazy_status") is not None
+
+
+class FactsBook:
+    """Facts by class name, for the length of one run, so that INPUT_TYPES() is asked once per class and run."""
+
+    def __init__(self, classes: Mapping[str, type] | None = None) -> None:
+        self._classes = node_classes() if classes is None else classes
+        self._facts: dict[str, NodeFacts] = {}
+
+    def knows(self, class_type: object) -> bool:
+        """Whether a class of this name is registered."""
+        return isinstance(class_type, str) and class_type in self._classes
+
+    def __getitem__(self, class_type: str) -> NodeFacts:
+        facts = self._facts.get(class_type)
+        if facts is None:
+            if class_type not in self._classes:
+                raise NodeNotFoundError(f"There is no node class named {class_type!r}")
+            facts = self._facts[class_type] = NodeFacts(class_type, self._classes[class_type])
+        return facts
+
+
+def node_classes() -> Mapping[str, type]:
+    """The registered node classes by name."""
+    import nodes
+
+    return nodes.NODE_CLASS_MAPPINGS
+
+
+def nested(spec: InputSpec, values: Mapping[str, Any], *, with_names: bool = False) -> dict[str, Any]:
+    """Arguments for a V3 method: inner inputs gathered into one dict per dynamic input (node-api.md 3.4).
+
+    Args:
+        with_names: make every inner value a pair (value, dotted name), as check_lazy_status gets it.
+    """
+    if not spec.dynamic and not spec.dynamic_roots:
+        return dict(values)
+    result: dict[str, Any] = {root: {} for root in spec.dynamic_roots}
+    for name, value in values.items():
+        path = spec.dynamic.get(name)
+        if path is None:
+            if name.split(".", 1)[0] not in spec.dynamic_roots or "." not in name:
+                result[name] = value
+            continue
+        target = result
+        for step in path[:-1]:
+            target = target.setdefault(step, {})
+        target[path[-1]] = (value, name) if with_names else value
+    return result

@@ -1,0 +1,91 @@
+"""How an exception of a node is told to people and clients (spec execution.md, section 11)."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from typing import Any
+
+_LONGEST_TEXT = 100_000  # of one shown value; a node's inputs may print without end
+
+_OUT_OF_MEMORY_ADVICE = (
+    "The device ran out of memory. Models have been unloaded; the next run may succeed. If it does not, use a smaller "
+    "image or batch, tiled decoding, or a smaller model."
+)
+_SHAPE_ADVICE = (
+    "Shapes do not match inside the model. Often the text encoder (or its type) is not the one the diffusion model "
+    "was made for: check the loader that makes the conditioning."
+)
+
+
+def type_name(exception: BaseException) -> str:
+    """Class name with its module; bare for builtins."""
+    cls = type(exception)
+    if cls.__module__ in ("builtins", "", None):
+        return cls.__qualname__
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def text_of(exception: BaseException) -> str:
+    """`str(exception)`, even if that raises."""
+    try:
+        return str(exception)
+    except BaseException:
+        return f"<{type_name(exception)} without a readable message>"
+
+
+def frames_of(exception: BaseException) -> list[str]:
+    """The formatted frames of the traceback, outermost first."""
+    try:
+        return traceback.format_tb(exception.__traceback__)
+    except BaseException:
+        return []
+
+
+def shown_value(value: Any) -> Any:
+    """A value as error reports show it: null, numbers, booleans and texts as they are, others as their text."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int | float | str):
+        return value if type(value) in (int, float, str) else str(value)
+    try:
+        text = str(value)
+    except BaseException:
+        text = f"<{type(value).__name__} without a readable form>"
+    return text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + "..."
+
+
+def shown_inputs(data: dict[str, Any]) -> dict[str, list]:
+    """Gathered inputs as error reports show them: input name -> list of values."""
+    return {name: [shown_value(value) for value in values] for name, values in data.items()}
+
+
+def is_out_of_memory(exception: BaseException) -> bool:
+    """Whether the exception says that a device (or the host) ran out of memory."""
+    torch = sys.modules.get("torch")
+    oom = getattr(torch, "OutOfMemoryError", None)
+    if oom is not None and isinstance(exception, oom):
+        return True
+    accelerator_error = getattr(torch, "AcceleratorError", None)
+    if accelerator_error is not None and isinstance(exception, accelerator_error):
+        return "out of memory" in text_of(exception).lower()
+    return False
+
+
+def advice_for(exception: BaseException, class_type: str) -> str:
+    """What the user can do about it; empty when there is nothing to say."""
+    if is_out_of_memory(exception):
+        return _OUT_OF_MEMORY_ADVICE
+    shapes = "mat1 and mat2 shapes cannot be multiplied" in text_of(exception)
+    if shapes and "Sampler" in class_type:
+        return _SHAPE_ADVICE
+    return ""
+
+
+def describe(exception: BaseException, class_type: str) -> dict[str, Any]:
+    """The three exception fields of an execution_error event."""
+    return {
+        "exception_message": f"{text_of(exception)}\n{advice_for(exception, class_type)}",
+        "exception_type": type_name(exception),
+        "traceback": frames_of(exception),
+    }

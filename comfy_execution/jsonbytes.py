@@ -1,0 +1,39 @@
+"""JSON of values that come from outside or from nodes: never fails on a number, says so on anything else."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import orjson
+
+_OPTIONS = orjson.OPT_NON_STR_KEYS
+
+
+def encode(value: Any) -> bytes:
+    """UTF-8 JSON of a value that was JSON once. NaN and infinities become null, other objects their text."""
+    try:
+        return orjson.dumps(value, option=_OPTIONS)
+    except (TypeError, ValueError, RecursionError):
+        text = json.dumps(_finite(value), default=str, ensure_ascii=True)
+        return text.encode("ascii")
+
+
+def plain(value: Any) -> Any:
+    """A copy of `value` made of JSON types only: tuples become lists, NaN becomes None.
+
+    Raises:
+        TypeError: something in it has no JSON form.
+    """
+    return orjson.loads(orjson.dumps(value, option=_OPTIONS))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

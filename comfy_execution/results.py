@@ -1,0 +1,114 @@
+"""The results of one run: what this run made or found, held for as long as it may be needed.
+
+Between runs results live in a `caching.ResultCache`; a run holds on to what it uses, so that dropping cached results
+while it runs never takes away an input of a node that is still to come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from comfy_execution.caching import CacheEntry, ResultCache
+from comfy_execution.graph import DynamicPrompt
+from comfy_execution.links import links_of
+from comfy_execution.signatures import Signatures
+
+
+class RunResults:
+    """Results by node id, backed by the cache.
+
+    Args:
+        signatures: the keys; None when the cache keeps nothing.
+    """
+
+    def __init__(self, prompt: DynamicPrompt, cache: ResultCache, signatures: Signatures | None) -> None:
+        self._prompt = prompt
+        self._cache = cache
+        self._signatures = signatures
+        self._held: dict[str, CacheEntry] = {}
+        self._paths: dict[str, tuple] = {}
+        self._consumers_left: dict[str, int] | None = None
+        self._also_needed: dict[str, set[str]] = {}
+        if not cache.keeps_results:
+            self._consumers_left = {}
+            self.count_consumers(prompt.original_prompt)
+
+    def has(self, node_id: str) -> bool:
+        """Whether a node's result is there; from now on it stays there until the run no longer needs it."""
+        return self.get(node_id) is not None
+
+    def get(self, node_id: str) -> CacheEntry | None:
+        """A node's result, from this run or from the cache."""
+        entry = self._held.get(node_id)
+        if entry is None:
+            entry = self.stored(node_id)
+            if entry is not None:
+                self._held[node_id] = entry
+        return entry
+
+    def stored(self, node_id: str) -> CacheEntry | None:
+        """A node's result as the cache has it, without holding on to it."""
+        if self._signatures is None:
+            return None
+        key = self._signatures.get(node_id)
+        if key is None:
+            return None
+        return self._cache.get(self.path(node_id), key)
+
+    def put(self, node_id: str, entry: CacheEntry) -> None:
+        """A node has finished."""
+        self._held[node_id] = entry
+        if self._signatures is not None:
+            self._cache.put(self.path(node_id), self._signatures[node_id], entry)
+        elif self._consumers_left is not None:
+            self._release(node_id)
+
+    def path(self, node_id: str) -> tuple:
+        """The (node id, class) pairs of the expanding nodes above a node, outermost first."""
+        parent = self._prompt.get_parent_node_id(node_id)
+        if parent is None:
+            return ()
+        found = self._paths.get(parent)
+        if found is None:
+            chain = []
+            above: str | None = parent
+            while above is not None:
+                chain.append((above, self._prompt.get_node(above)["class_type"]))
+                above = self._prompt.get_parent_node_id(above)
+            found = self._paths[parent] = tuple(reversed(chain))
+        return found
+
+    def inner_path(self, node_id: str) -> tuple:
+        """The path of the nodes that `node_id` expands to."""
+        return (*self.path(node_id), (node_id, self._prompt.get_node(node_id)["class_type"]))
+
+    def keep_only(self, needed: Iterable[str]) -> None:
+        """Memory is short: let go of results that no pending node is linked to."""
+        sources = {source for node_id in needed for source in self._sources(node_id)}
+        self._held = {node_id: entry for node_id, entry in self._held.items() if node_id in sources}
+
+    def count_consumers(self, nodes: dict[str, dict]) -> None:
+        """Without a cache: note who will need whom, so that results can go when the last of them is done."""
+        if self._consumers_left is not None:
+            for node in nodes.values():
+                for source in {link[0] for _, link in links_of(node)}:
+                    self._consumers_left[source] = self._consumers_left.get(source, 0) + 1
+
+    def also_needs(self, node_id: str, sources: set[str]) -> None:
+        """A node that expanded will take its result from these nodes."""
+        self._also_needed[node_id] = sources
+        if self._consumers_left is not None:
+            known = {link[0] for _, link in links_of(self._prompt.get_node(node_id))}
+            for source in sources - known:
+                self._consumers_left[source] = self._consumers_left.get(source, 0) + 1
+
+    def _sources(self, node_id: str) -> set[str]:
+        linked = {link[0] for _, link in links_of(self._prompt.get_node(node_id))}
+        return linked | self._also_needed.get(node_id, set())
+
+    def _release(self, node_id: str) -> None:
+        for source in self._sources(node_id):
+            left = self._consumers_left.get(source, 0) - 1
+            self._consumers_left[source] = left
+            if left <= 0:
+                self._held.pop(source, None)

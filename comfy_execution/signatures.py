@@ -1,0 +1,163 @@
+"""Cache keys of nodes (spec execution.md, 8.1).
+
+The key of a node is a SHA-256 digest of its class, its fingerprint, its constants and the digests of the nodes it is
+linked to, so it covers all ancestors while staying 32 bytes long. Keys are computed bottom-up, once per node and run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from collections.abc import Callable, Iterable
+from enum import Enum
+from itertools import count
+from typing import Any
+
+from comfy_execution.graph import DynamicPrompt
+from comfy_execution.links import is_link, links_of
+
+_MAX_DEPTH = 200  # nesting of a constant; beyond it the constant never matches
+_fresh = count()  # numbers for values that equal nothing, not even themselves in a later prompt
+_object_tokens: dict[int, tuple[weakref.ref, int]] = {}
+
+
+class _Freezer:
+    """Turns constants into nested tuples of plain values whose repr identifies them."""
+
+    __slots__ = ("stable",)
+
+    def __init__(self) -> None:
+        self.stable = True  # whether the repr means the same in another process
+
+    def freeze(self, value: Any, depth: int = 0) -> Any:
+        kind = type(value)
+        if kind is str or kind is int or kind is bool or value is None:
+            return value
+        if kind is float:
+            return value if value == value else self._unique()
+        if depth > _MAX_DEPTH:
+            return self._unique()
+        if isinstance(value, list | tuple):
+            return ("list", *(self.freeze(item, depth + 1) for item in value))
+        if isinstance(value, dict):
+            return self._freeze_dict(value, depth)
+        if isinstance(value, Enum):
+            return ("enum", kind.__qualname__, value.name)
+        if isinstance(value, str):
+            return str.__str__(value)
+        if isinstance(value, bytes):
+            return ("bytes", bytes(value))
+        return self._identity(value)
+
+    def _freeze_dict(self, value: dict, depth: int) -> Any:
+        if not all(isinstance(key, str) for key in value):
+            return self._unique()
+        return ("dict", *((str(key), self.freeze(value[key], depth + 1)) for key in sorted(value)))
+
+    def _unique(self) -> tuple:
+        self.stable = False
+        return ("unique", next(_fresh))
+
+    def _identity(self, value: Any) -> tuple:
+        """Objects (tensors, models) are equal to themselves only, for as long as they live."""
+        self.stable = False
+        known = _object_tokens.get(id(value))
+        if known is not None and known[0]() is value:
+            return ("object", known[1])
+        key = id(value)
+        token = next(_fresh)
+
+        def forget(reference: weakref.ref) -> None:
+            kept = _object_tokens.get(key)
+            if kept is not None and kept[0] is reference:
+                del _object_tokens[key]
+
+        try:
+            _object_tokens[key] = (weakref.ref(value, forget), token)
+        except TypeError:
+            return ("unique", token)
+        return ("object", token)
+
+
+class Signatures:
+    """The cache keys of the nodes of one run.
+
+    Args:
+        prompt: the nodes.
+        own_id: whether a node's id is part of its key (by node id).
+        fingerprint: a node's list of fingerprints, or False when its class has none (by node id).
+    """
+
+    def __init__(
+        self,
+        prompt: DynamicPrompt,
+        own_id: Callable[[str], bool],
+        fingerprint: Callable[[str], Any],
+    ) -> None:
+        self._prompt = prompt
+        self._own_id = own_id
+        self._fingerprint = fingerprint
+        self._digests: dict[str, bytes] = {}
+        self._unstable: set[str] = set()
+
+    def __getitem__(self, node_id: str) -> bytes:
+        return self._digests[node_id]
+
+    def get(self, node_id: str) -> bytes | None:
+        return self._digests.get(node_id)
+
+    def is_stable(self, node_id: str) -> bool:
+        """Whether the key would come out the same in another process."""
+        return node_id not in self._unstable
+
+    def compute(self, node_ids: Iterable[str]) -> None:
+        """Compute the keys of these nodes and of everything above them."""
+        prompt, digests = self._prompt, self._digests
+        for root in node_ids:
+            if root in digests:
+                continue
+            stack = [root]
+            open_nodes: set[str] = set()
+            while stack:
+                node_id = stack[-1]
+                if node_id in digests:
+                    stack.pop()
+                    continue
+                if node_id not in open_nodes:
+                    open_nodes.add(node_id)
+                    missing = [
+                        link[0]
+                        for _, link in links_of(prompt.get_node(node_id))
+                        if link[0] not in digests and link[0] not in open_nodes and prompt.has_node(link[0])
+                    ]
+                    if missing:
+                        stack.extend(missing)
+                        continue
+                stack.pop()
+                digests[node_id] = self._digest(node_id)
+
+    def _digest(self, node_id: str) -> bytes:
+        node = self._prompt.get_node(node_id)
+        freezer = _Freezer()
+        freeze, digests, unstable = freezer.freeze, self._digests, self._unstable
+        inputs = node.get("inputs")
+        parts = []
+        if isinstance(inputs, dict):
+            for name in sorted(inputs):
+                value = inputs[name]
+                if isinstance(value, list) and is_link(value):
+                    # A link to nowhere, or back into a cycle, has no digest: it never matches.
+                    source = digests.get(value[0])
+                    if source is None:
+                        parts.append((name, freezer._unique()))
+                    else:
+                        parts.append((name, ("link", source, value[1])))
+                        if value[0] in unstable:
+                            freezer.stable = False
+                else:
+                    parts.append((name, freeze(value)))
+        own_id = node_id if self._own_id(node_id) else None
+        key = repr((node.get("class_type"), freeze(self._fingerprint(node_id)), own_id, parts))
+        if not freezer.stable:
+            unstable.add(node_id)
+        return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()

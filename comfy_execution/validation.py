@@ -1,0 +1,224 @@
+"""Checking a prompt before it is queued (spec execution.md section 2).
+
+The walk from each output node to its sources uses a stack of its own, so chains of any length will do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from comfy_execution import node_check
+from comfy_execution.facts import FactsBook, InputSpec, NodeFacts
+from comfy_execution.problems import InputRef, cycle_problem, exception_problem, linked, problem
+
+_NODES_PER_TURN = 500  # nodes checked before other requests get a turn on the event loop
+
+
+@dataclass
+class _Node:
+    """What is known about a node that has been looked at."""
+
+    facts: NodeFacts
+    errors: list[dict[str, Any]] = field(default_factory=list)
+    good: bool = True
+    sources: list[str] = field(default_factory=list)
+
+
+@dataclass
+class _Visit:
+    """A node on the way from an output: entered, with sources still to be checked."""
+
+    node_id: str
+    via: InputRef | None
+    spec: InputSpec | None = None
+    todo: list[tuple[str, InputRef]] = field(default_factory=list)
+    input_types: dict[str, Any] = field(default_factory=dict)
+
+
+async def validate_prompt(
+    prompt_id: str, prompt: Mapping[str, Any], partial_execution_list: Collection[str] | None
+) -> tuple[bool, dict[str, Any] | None, list[str], dict[str, Any]]:
+    """Check a prompt; constants are converted in place.
+
+    Args:
+        partial_execution_list: run only these output nodes; None for all.
+
+    Returns:
+        Whether it may be queued, the error if not, the good output nodes in prompt order, and the errors by node.
+    """
+    book = FactsBook()
+    for node_id, node in prompt.items():
+        class_type = node.get("class_type") if isinstance(node, dict) else None
+        if not book.knows(class_type):
+            return False, _missing_class(node_id, node, class_type), [], {}
+    outputs = [
+        node_id
+        for node_id, node in prompt.items()
+        if book[node["class_type"]].is_output and (partial_execution_list is None or node_id in partial_execution_list)
+    ]
+    if not outputs:
+        return False, problem("prompt_no_outputs"), [], {}
+    walk = _Walk(prompt, book)
+    for output in outputs:
+        await walk.check(output)
+    good = [output for output in outputs if walk.nodes[output].good]
+    node_errors = walk.report([output for output in outputs if not walk.nodes[output].good])
+    if good:
+        return True, None, good, node_errors
+    own = [e for output in outputs for e in walk.nodes[output].errors]
+    details = "\n".join(f"{error['message']}: {error['details']}" for error in own)
+    return False, problem("prompt_outputs_failed_validation", details), [], node_errors
+
+
+def _missing_class(node_id: str, node: Any, class_type: Any) -> dict[str, Any]:
+    meta = node.get("_meta") if isinstance(node, dict) else None
+    title = meta.get("title") if isinstance(meta, dict) else None
+    info = {"node_id": node_id, "class_type": class_type, "node_title": class_type if title is None else title}
+    if class_type is None:
+        message = "A node has no class_type"
+    else:
+        message = f"There is no node class named {class_type!r}; is the pack that brings it installed?"
+    return problem("missing_node_type", f"Node ID '#{node_id}'", info, message)
+
+
+def _inputs_of(node: Mapping[str, Any]) -> dict[str, Any]:
+    inputs = node.get("inputs")
+    return inputs if isinstance(inputs, dict) else {}
+
+
+class _Walk:
+    """Depth-first through a prompt; each node is checked once, however many outputs need it."""
+
+    def __init__(self, prompt: Mapping[str, Any], book: FactsBook) -> None:
+        self.prompt = prompt
+        self.book = book
+        self.nodes: dict[str, _Node] = {}
+        self._done: set[str] = set()
+        self._checked = 0
+
+    async def check(self, output: str) -> None:
+        """Check an output node and everything above it."""
+        if output in self._done:
+            return
+        path = [_Visit(output, None)]
+        on_path = {output: 0}
+        self._enter(path[0])
+        while path:
+            visit = path[-1]
+            if visit.todo:
+                source, via = visit.todo.pop()
+                if source in on_path:
+                    self._cycle([step.node_id for step in path[on_path[source] :]])
+                elif source not in self._done:
+                    step = _Visit(source, via)
+                    on_path[source] = len(path)
+                    path.append(step)
+                    self._enter(step)
+                continue
+            await self._leave(visit)
+            path.pop()
+            del on_path[visit.node_id]
+            self._checked += 1
+            if self._checked % _NODES_PER_TURN == 0:
+                await asyncio.sleep(0)
+
+    def _enter(self, visit: _Visit) -> None:
+        """Check links and constants of a node; note which sources to check before its own check."""
+        sent = self.prompt[visit.node_id]
+        node = self.nodes[visit.node_id] = _Node(self.book[sent["class_type"]])
+        try:
+            inputs = _inputs_of(sent)
+            visit.spec = node.facts.inputs(inputs)
+            for name in visit.spec.declared():
+                ref = InputRef(name, visit.spec.find(name))
+                if name not in inputs:
+                    if name in visit.spec.required:
+                        node.errors.append(problem("required_input_missing", name.rsplit(".", 1)[-1], ref.info()))
+                elif linked(inputs[name]) and not self._link(visit, node, ref, inputs[name]):
+                    return
+            node_check.constants(node.facts, visit.spec, inputs, node.errors)
+            visit.todo.reverse()  # taken from the end: sources are checked in the order of the inputs
+        except Exception as error:
+            self._fail(visit, error)
+
+    def _link(self, visit: _Visit, node: _Node, ref: InputRef, link: list) -> bool:
+        """Check a link's shape and type. Returns whether the node's other inputs are worth checking."""
+        if len(link) != 2:
+            node.errors.append(problem("bad_linked_input", ref.name, ref.info(received_value=link)))
+            return True
+        source, slot = link
+        if not isinstance(source, str) or source not in self.prompt:
+            self._fail(visit, KeyError(f"Input {ref.name!r} is linked to node {source!r}, which is not in the prompt"))
+            return False
+        return_types = self.book[self.prompt[source]["class_type"]].return_types
+        if not isinstance(slot, int) or not 0 <= slot < len(return_types):
+            text = f"Input {ref.name!r} is linked to output {slot!r} of node {source}, which has {len(return_types)}"
+            self._fail(visit, IndexError(text))
+            return False
+        received = return_types[slot]
+        visit.input_types[ref.name] = received
+        if not node_check.checks_types_itself(node.facts) and not node_check.fits(received, ref):
+            shown = received if isinstance(received, str) else list(received)
+            details = f"{ref.name}, received_type({shown}) mismatch input_type({ref.type})"
+            info = ref.info(received_type=received, linked_node=link)
+            node.errors.append(problem("return_type_mismatch", details, info))
+            return True
+        node.sources.append(source)
+        visit.todo.append((source, ref.followed(link)))
+        return True
+
+    async def _leave(self, visit: _Visit) -> None:
+        node = self.nodes[visit.node_id]
+        if visit.spec is not None:
+            try:
+                inputs = _inputs_of(self.prompt[visit.node_id])
+                await node_check.own_check(
+                    visit.node_id, node.facts, visit.spec, inputs, visit.input_types, node.errors
+                )
+            except Exception as error:
+                self._fail(visit, error)
+        node.good = not node.errors and all(self.nodes[source].good for source in node.sources)
+        self._done.add(visit.node_id)
+
+    def _fail(self, visit: _Visit, error: Exception) -> None:
+        """An exception takes the place of all that was found out about the node."""
+        node = self.nodes[visit.node_id]
+        node.errors = [exception_problem(error, visit.via)]
+        node.sources = []
+        visit.todo = []
+        visit.spec = None
+
+    def _cycle(self, cycle: list[str]) -> None:
+        classes = {node_id: self.prompt[node_id]["class_type"] for node_id in cycle}
+        for node_id in cycle:
+            errors = self.nodes[node_id].errors
+            if not any(error["type"] == "dependency_cycle" for error in errors):
+                errors.append(cycle_problem(node_id, cycle, classes))
+
+    def report(self, bad_outputs: list[str]) -> dict[str, Any]:
+        """Errors by node, with the outputs that cannot run because of them."""
+        dependents: dict[str, list[str]] = {}
+        for output in bad_outputs:
+            seen = {output}
+            stack = [output]
+            while stack:
+                node_id = stack.pop()
+                node = self.nodes[node_id]
+                if node.errors:
+                    dependents.setdefault(node_id, []).append(output)
+                for source in node.sources:
+                    if source not in seen and not self.nodes[source].good:
+                        seen.add(source)
+                        stack.append(source)
+        return {
+            node_id: {
+                "errors": self.nodes[node_id].errors,
+                "dependent_outputs": dependents[node_id],
+                "class_type": self.prompt[node_id]["class_type"],
+            }
+            for node_id in self.nodes
+            if node_id in dependents
+        }

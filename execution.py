@@ -1,0 +1,299 @@
+"""Running prompts: the queue, the executor of one prompt, the check before queueing.
+
+The faces that the ecosystem knows; the engine behind them is `comfy_execution`. Torch is imported when the first
+prompt runs, not before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from comfy.interrupt import InterruptProcessingException, interrupt_current_processing
+from comfy_execution import external_cache, faults
+from comfy_execution.caching import CacheType, ObjectStore, ResultCache, make_cache
+from comfy_execution.graph import DependencyCycleError, ExecutionBlocker
+from comfy_execution.progress import (
+    ProgressRegistry,
+    WebUIProgressHandler,
+    add_progress_handler,
+    reset_progress_state,
+)
+from comfy_execution.prompt_queue import MAXIMUM_HISTORY_SIZE, ExecutionStatus, PromptQueue, QueueEntry
+from comfy_execution.run import NodeFailed, Run
+from comfy_execution.validation import validate_prompt
+
+__all__ = [
+    "MAXIMUM_HISTORY_SIZE",
+    "SENSITIVE_EXTRA_DATA_KEYS",
+    "CacheType",
+    "ExecutionBlocker",
+    "ExecutionStatus",
+    "PromptExecutor",
+    "PromptQueue",
+    "QueueEntry",
+    "validate_prompt",
+]
+
+log = logging.getLogger(__name__)
+
+# Taken out of a prompt's extra_data when it is submitted; nodes get them, listings and the history do not.
+SENSITIVE_EXTRA_DATA_KEYS = ("auth_token_comfy_org", "api_key_comfy_org")
+
+_PREVIEW_METHODS = ("none", "auto", "latent2rgb", "taesd")
+_CANCEL_SECONDS = 5.0  # how long coroutines that were left over may take to end
+
+
+class Caches:
+    """What an executor keeps from one prompt to the next."""
+
+    def __init__(self, outputs: ResultCache) -> None:
+        self.outputs = outputs
+        self.objects = ObjectStore(keeps=outputs.keeps_results)
+
+
+class PromptExecutor:
+    """Runs prompts, one after the other, in the thread that calls `execute`.
+
+    Args:
+        server: told about everything through `send_sync`; `client_id`, `last_node_id` and `last_prompt_id` are set.
+        cache_type: which results to keep.
+        cache_args: `lru`, `ram`, `ram_inactive`: see `comfy_execution.caching.make_cache`.
+
+    After a run: `success`, `history_result` (outputs and meta) and `status_messages` ([event, data] pairs).
+    """
+
+    def __init__(
+        self, server: Any, cache_type: CacheType = CacheType.CLASSIC, cache_args: dict[str, Any] | None = None
+    ) -> None:
+        self.server = server
+        self.cache_type = cache_type
+        self.cache_args = cache_args or {}
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all results and node objects."""
+        self.caches = Caches(make_cache(self.cache_type, **self.cache_args))
+        self.status_messages: list[tuple[str, dict[str, Any]]] = []
+        self.history_result: dict[str, Any] = {}
+        self.success = True
+
+    # --- telling -----------------------------------------------------------------------------------------
+
+    def record(self, event: str, data: dict[str, Any], broadcast: bool = False) -> None:
+        """Send an event, with the time, and keep it for the history."""
+        self._note(event, data)
+        self._send_noted(event, data, broadcast)
+
+    add_message = record
+
+    def send(self, event: str, data: dict[str, Any]) -> None:
+        """Send an event to the run's client, if it has one."""
+        if self.server.client_id is not None:
+            self.server.send_sync(event, data, self.server.client_id)
+
+    def node_starts(self, node_id: str, display_id: str) -> None:
+        """A node is taken up."""
+        self.server.last_node_id = display_id
+        self.send("executing", {"node": node_id, "display_node": display_id, "prompt_id": self._prompt_id})
+
+    def _note(self, event: str, data: dict[str, Any]) -> None:
+        data["timestamp"] = int(time.time() * 1000)
+        self.status_messages.append((event, data))
+
+    def _send_noted(self, event: str, data: dict[str, Any], broadcast: bool) -> None:
+        if self.server.client_id is not None or broadcast:
+            self.server.send_sync(event, data, self.server.client_id)
+
+    # --- running -------------------------------------------------------------------------------------------
+
+    def execute(
+        self,
+        prompt: dict[str, Any],
+        prompt_id: str,
+        extra_data: dict[str, Any] | None = None,
+        execute_outputs: list[str] | tuple[str, ...] = (),
+        before_end: Callable[[PromptExecutor], None] | None = None,
+    ) -> None:
+        """Run a prompt to its end, whatever its nodes do; never raises because of them.
+
+        Args:
+            execute_outputs: the output nodes to run.
+            before_end: called when all is known and the last event (success, error, interrupted) has not been sent,
+                so that what the event announces can be looked up by whoever receives it.
+        """
+        extra_data = extra_data or {}
+        self._prompt_id = prompt_id
+        self.server.client_id = extra_data.get("client_id")
+        self.server.last_prompt_id = prompt_id
+        self.server.last_node_id = None
+        self.status_messages = []
+        self.history_result = {"outputs": {}, "meta": {}}
+        self.success = False
+        if before_end is None:  # the queue clears the flag when it hands a prompt over
+            interrupt_current_processing(False)
+        ending: tuple[str, dict[str, Any], bool] | None = None
+        try:
+            self._use_preview_method(extra_data)
+            self.record("execution_start", {"prompt_id": prompt_id})
+            ending = self._run(prompt, prompt_id, extra_data, list(execute_outputs))
+        except BaseException as error:  # of the engine itself, or of something a node left behind
+            log.exception("prompt %s failed outside of its nodes", prompt_id)
+            ending = self._engine_failure(error, prompt_id)
+        event, data, broadcast = ending
+        self.success = event == "execution_success"
+        self._note(event, data)
+        if before_end is not None:
+            before_end(self)
+        self._send_noted(event, data, broadcast)
+        self.server.last_node_id = None
+
+    def _run(
+        self, prompt: dict[str, Any], prompt_id: str, extra_data: dict[str, Any], outputs: list[str]
+    ) -> tuple[str, dict[str, Any], bool]:
+        """Run the prompt on a loop of its own. Returns the last event: name, data, whether it goes to everybody."""
+        import torch
+
+        working = {node_id: {**node, "inputs": dict(node.get("inputs") or {})} for node_id, node in prompt.items()}
+        run = Run(
+            prompt_id,
+            working,
+            outputs,
+            extra_data,
+            self.caches.outputs,
+            self.caches.objects,
+            self,
+            self._new_registry,
+        )
+        external_cache.announce("on_prompt_start", prompt_id)
+        loop = asyncio.new_event_loop()
+        try:
+            asyncio.set_event_loop(loop)
+            with torch.inference_mode():
+                loop.run_until_complete(run.execute())
+            return "execution_success", {"prompt_id": prompt_id}, False
+        except NodeFailed as failure:
+            return self._node_failure(run, failure)
+        except DependencyCycleError as cycle:
+            return self._cycle_failure(run, cycle)
+        finally:
+            self._close(loop)
+            self.history_result = {
+                "outputs": {node_id: ui["output"] for node_id, ui in run.ui_outputs.items()},
+                "meta": {node_id: ui["meta"] for node_id, ui in run.ui_outputs.items()},
+            }
+            run.progress.finish_run()
+            external_cache.announce("on_prompt_end", prompt_id)
+            self._after_run()
+
+    def _new_registry(self, prompt_id: str, dynprompt: Any) -> ProgressRegistry:
+        registry = reset_progress_state(prompt_id, dynprompt)
+        add_progress_handler(WebUIProgressHandler(self.server))
+        return registry
+
+    @staticmethod
+    def _use_preview_method(extra_data: dict[str, Any]) -> None:
+        latent_preview = sys.modules.get("latent_preview")
+        if latent_preview is None:
+            return  # nothing that draws previews has been imported
+        method = extra_data.get("preview_method")
+        latent_preview.set_preview_method(method if method in _PREVIEW_METHODS else "default")
+
+    @staticmethod
+    def _close(loop: asyncio.AbstractEventLoop) -> None:
+        """Cancel what coroutines are left, give them a moment, close the loop."""
+        try:
+            left = asyncio.all_tasks(loop)
+            for task in left:
+                task.cancel()
+            if left:
+                loop.run_until_complete(asyncio.wait(left, timeout=_CANCEL_SECONDS))
+            loop.run_until_complete(loop.shutdown_asyncgens())
+        except BaseException:
+            log.warning("coroutines of a prompt did not end in an orderly way", exc_info=True)
+        finally:
+            asyncio.set_event_loop(None)
+            loop.close()
+
+    @staticmethod
+    def _after_run() -> None:
+        management = sys.modules.get("comfy.model_management")
+        if management is None:
+            return
+        from comfy.cli_args import args
+
+        if args.disable_smart_memory:
+            management.unload_all_models()
+
+    # --- failing -------------------------------------------------------------------------------------------
+
+    def _node_failure(self, run: Run, failure: NodeFailed) -> tuple[str, dict[str, Any], bool]:
+        error = failure.cause
+        node_id = run.prompt.get_real_node_id(failure.node_id)
+        class_type = run.prompt.get_node(node_id)["class_type"]
+        where = {
+            "prompt_id": run.prompt_id,
+            "node_id": node_id,
+            "node_type": class_type,
+            "executed": list(run.executed),
+        }
+        if isinstance(error, InterruptProcessingException):
+            log.info("prompt %s was interrupted at node %s (%s)", run.prompt_id, node_id, class_type)
+            return "execution_interrupted", where, True
+        failed_class = run.prompt.get_node(failure.node_id)["class_type"]
+        described = faults.describe(error, failed_class)
+        log.error(
+            "prompt %s: node %s (%s) failed: %s: %s\n%s",
+            run.prompt_id,
+            failure.node_id,
+            failed_class,
+            described["exception_type"],
+            described["exception_message"].rstrip(),
+            "".join(described["traceback"]).rstrip(),
+        )
+        current_outputs = list(run.prompt.all_node_ids()) if self.caches.outputs.keeps_results else []
+        shown = {"current_inputs": faults.shown_inputs(failure.data), "current_outputs": current_outputs}
+        if faults.is_out_of_memory(error):
+            _unload_models()
+        # The frames hold tensors: without this they live until the next failure.
+        error.__traceback__ = None
+        return "execution_error", {**where, **described, **shown}, False
+
+    def _cycle_failure(self, run: Run, cycle: DependencyCycleError) -> tuple[str, dict[str, Any], bool]:
+        inner = [node_id for node_id in cycle.nodes if run.prompt.get_parent_node_id(node_id) is not None]
+        node_id = run.prompt.get_display_node_id((inner or cycle.nodes)[0])
+        node = run.prompt.get_node(node_id) if run.prompt.has_node(node_id) else {}
+        data = {
+            "prompt_id": run.prompt_id,
+            "node_id": node_id,
+            "node_type": node.get("class_type"),
+            "executed": list(run.executed),
+            "exception_message": str(cycle),
+            "exception_type": "graph.DependencyCycleError",
+            "traceback": [],
+            "current_inputs": [],
+            "current_outputs": list(run.prompt.all_node_ids()) if self.caches.outputs.keeps_results else [],
+        }
+        return "execution_error", data, False
+
+    @staticmethod
+    def _engine_failure(error: BaseException, prompt_id: str) -> tuple[str, dict[str, Any], bool]:
+        where = {"prompt_id": prompt_id, "node_id": None, "node_type": None, "executed": []}
+        if isinstance(error, InterruptProcessingException):
+            return "execution_interrupted", where, True
+        described = faults.describe(error, "")
+        return "execution_error", {**where, **described, "current_inputs": {}, "current_outputs": []}, False
+
+
+def _unload_models() -> None:
+    """Make room after a device has run out of memory."""
+    try:
+        import comfy.model_management
+
+        comfy.model_management.unload_all_models()
+    except Exception:
+        log.warning("models could not be unloaded", exc_info=True)

@@ -1,0 +1,1 @@
+"""Who drains the queue."""
