@@ -136,6 +136,10 @@ class LogFeed:
         self._send = send
         self._clients: frozenset[str] = frozenset()
 
+    def entries(self) -> list[Entry]:
+        """The kept entries, oldest first."""
+        return self._buffer.entries()
+
     def subscribe(self, client_id: str) -> None:
         """Send this client `logs` events from now on."""
         self._set(self._clients | {client_id})

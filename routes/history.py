@@ -1,0 +1,38 @@
+"""What has ended: history entries (http-api.md section 4)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from routes.answers import empty, int_query, json_body, read_object, text_list
+
+if TYPE_CHECKING:
+    from routes import Table
+    from server import PromptServer
+
+
+def add_to(table: Table, server: PromptServer) -> None:
+    """Register this resource's routes."""
+
+    @table.get("/history")
+    async def get_history(request: web.Request) -> web.Response:
+        max_items, offset = int_query(request, "max_items"), int_query(request, "offset")
+        if offset is None or offset < 0:
+            offset = -1
+        return json_body(server.prompt_queue.history_json(max_items=max_items, offset=offset))
+
+    @table.get("/history/{prompt_id}")
+    async def get_entry(request: web.Request) -> web.Response:
+        return json_body(server.prompt_queue.history_json(prompt_id=request.match_info["prompt_id"]))
+
+    @table.post("/history")
+    async def change_history(request: web.Request) -> web.Response:
+        body = await read_object(request)
+        ids = text_list(body["delete"], "delete") if body.get("delete") is not None else []
+        if body.get("clear"):
+            server.prompt_queue.wipe_history()
+        for prompt_id in ids:
+            server.prompt_queue.delete_history_item(prompt_id)
+        return empty()

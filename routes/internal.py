@@ -1,0 +1,67 @@
+"""Routes for the front end only: logs, folders, file lists (http-api.md section 10)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+import folder_paths
+from gateway.logs import terminal_size
+from routes.answers import Refused, empty, json_answer, read_object
+
+if TYPE_CHECKING:
+    from routes import Table
+    from server import PromptServer
+
+
+def newest_files(folder: str) -> list[str]:
+    """Names of the files at the top of a folder, newest first, without hidden ones."""
+    found = []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.is_file() and not entry.name.startswith("."):
+                    found.append((-entry.stat().st_mtime_ns, entry.name))
+    except FileNotFoundError:
+        return []
+    return [name for _, name in sorted(found)]
+
+
+def add_to(table: Table, server: PromptServer) -> None:
+    """Register this resource's routes."""
+
+    @table.get("/internal/logs", api=False)
+    async def logs(request: web.Request) -> web.Response:
+        return json_answer("".join(f"{e['t']} - {e['m']}" for e in server.log_feed.entries()))
+
+    @table.get("/internal/logs/raw", api=False)
+    async def raw_logs(request: web.Request) -> web.Response:
+        return json_answer({"entries": server.log_feed.entries(), "size": terminal_size()})
+
+    @table.patch("/internal/logs/subscribe", api=False)
+    async def subscribe(request: web.Request) -> web.Response:
+        body = await read_object(request)
+        client_id, enabled = body.get("clientId"), body.get("enabled")
+        if not isinstance(client_id, str) or not isinstance(enabled, bool):
+            raise Refused("clientId must be a string and enabled a boolean")
+        if enabled:
+            server.log_feed.subscribe(client_id)
+        else:
+            server.log_feed.unsubscribe(client_id)
+        return empty()
+
+    @table.get("/internal/folder_paths", api=False)
+    async def model_folders(request: web.Request) -> web.Response:
+        await server.nodes_ready.wait_async()
+        return json_answer({k: paths for k, (paths, _) in folder_paths.folder_names_and_paths.items()})
+
+    @table.get("/internal/files/{directory}", api=False)
+    async def files(request: web.Request) -> web.Response:
+        kind = request.match_info["directory"]
+        folder = folder_paths.get_directory_by_type(kind)
+        if folder is None:
+            raise Refused("Invalid directory type")
+        return json_answer([f"{name} [{kind}]" for name in await asyncio.to_thread(newest_files, folder)])

@@ -1,0 +1,168 @@
+"""Prompts: `POST /prompt` checks and queues one, `GET /prompt` tells how many there are (http-api.md section 2)."""
+
+from __future__ import annotations
+
+import math
+import time
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from protocol import InvalidJson, from_json
+from routes.answers import json_answer, json_type
+
+if TYPE_CHECKING:
+    from routes import Table
+    from server import PromptServer
+
+
+class PromptRefused(Exception):
+    """A prompt that is not queued; `error` and `node_errors` go to the client."""
+
+    def __init__(
+        self,
+        type: str,
+        message: str,
+        details: str = "",
+        extra_info: dict[str, Any] | None = None,
+        status: int = 400,
+    ):
+        super().__init__(message)
+        self.status = status
+        self.error = {"type": type, "message": message, "details": details, "extra_info": extra_info or {}}
+
+    def answer(self) -> web.Response:
+        """The HTTP answer."""
+        return json_answer({"error": self.error, "node_errors": {}}, self.status)
+
+
+def is_canonical_uuid(value: Any) -> bool:
+    """Whether a value is a UUID spelled in lower case with hyphens."""
+    try:
+        return isinstance(value, str) and str(uuid.UUID(value)) == value
+    except ValueError:
+        return False
+
+
+def queue_number(body: Any, server: PromptServer) -> int | float:
+    """The queue position: the body's own, else the server's counter, negated for `front`."""
+    if isinstance(body, dict) and "number" in body:
+        try:
+            number = float(body["number"])
+        except (TypeError, ValueError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise PromptRefused("invalid_number", "number must be a finite number", repr(body["number"])[:200])
+        return number
+    number = server.number
+    server.number += 1
+    return -number if isinstance(body, dict) and body.get("front") else number
+
+
+def checked_graph(graph: Any) -> dict[str, Any]:
+    """The prompt if it has the shape of one: an object of objects with a `class_type` and `inputs`."""
+    if not isinstance(graph, dict):
+        raise PromptRefused("invalid_prompt", f"prompt must be an object of nodes, not {json_type(graph)}")
+    if isinstance(graph.get("nodes"), list) and isinstance(graph.get("links"), list):
+        raise PromptRefused(
+            "invalid_prompt",
+            "This is a workflow in the editor's format; export it in API format",
+            "prompt has the keys nodes and links",
+        )
+    for node_id, node in graph.items():
+        info = {"node_id": node_id}
+        if not isinstance(node, dict):
+            raise PromptRefused(
+                "invalid_prompt", f"a node must be an object, not {json_type(node)}", f"Node ID '#{node_id}'", info
+            )
+        for key in ("inputs", "_meta"):
+            if key in node and not isinstance(node[key], dict):
+                if key == "_meta" and node[key] is None:
+                    continue
+                what = f"{key} of a node must be an object, not {json_type(node[key])}"
+                raise PromptRefused("invalid_prompt", what, f"Node ID '#{node_id}'", info)
+    return graph
+
+
+def checked_targets(targets: Any) -> list[str] | None:
+    """`partial_execution_targets`: a list of node ids, or null for all outputs."""
+    if targets is None:
+        return None
+    if not isinstance(targets, list) or not all(isinstance(t, str) for t in targets):
+        raise PromptRefused("invalid_targets", "partial_execution_targets must be an array of node ids")
+    return targets
+
+
+def extra_data_of(body: dict[str, Any], usage_source: str | None) -> dict[str, Any]:
+    """The prompt's `extra_data`, completed with client id, usage source and the time of submission."""
+    extra = body.get("extra_data", {})
+    if not isinstance(extra, dict):
+        raise PromptRefused("invalid_extra_data", f"extra_data must be an object, not {json_type(extra)}")
+    extra = dict(extra)
+    if body.get("client_id") is not None:
+        extra["client_id"] = body["client_id"]
+    client_id = extra.get("client_id")
+    if client_id is None:
+        extra.pop("client_id", None)
+    elif not isinstance(client_id, str):
+        raise PromptRefused("invalid_client_id", f"client_id must be a string, not {json_type(client_id)}")
+    pnginfo = extra.get("extra_pnginfo")
+    if pnginfo is None:
+        extra.pop("extra_pnginfo", None)
+    elif not isinstance(pnginfo, dict):
+        raise PromptRefused("invalid_extra_data", "extra_data.extra_pnginfo must be an object")
+    if usage_source is not None:
+        extra.setdefault("comfy_usage_source", usage_source)
+    extra["create_time"] = int(time.time() * 1000)
+    return extra
+
+
+def add_to(table: Table, server: PromptServer) -> None:
+    """Register this resource's routes."""
+
+    @table.get("/prompt")
+    async def get_prompt(request: web.Request) -> web.Response:
+        return json_answer(server.get_queue_info())
+
+    @table.post("/prompt")
+    async def post_prompt(request: web.Request) -> web.Response:
+        data = await request.read()
+        try:
+            try:
+                body = from_json(data)
+            except InvalidJson as error:
+                raise PromptRefused("invalid_json", "the body is not valid JSON", str(error)) from error
+            await server.nodes_ready.wait_async()
+            return await submit(body, request.headers.get("Comfy-Usage-Source"))
+        except PromptRefused as refusal:
+            return refusal.answer()
+
+    async def submit(body: Any, usage_source: str | None) -> web.Response:
+        import execution
+
+        body = server.trigger_on_prompt(body)
+        if not isinstance(body, (dict, list)):
+            raise PromptRefused("invalid_request", f"the body must be a JSON object, not {json_type(body)}")
+        number = queue_number(body, server)
+        if isinstance(body, list) or "prompt" not in body:
+            raise PromptRefused("no_prompt", "No prompt provided", "No prompt provided")
+        prompt_id = body.get("prompt_id")
+        if prompt_id is None:
+            prompt_id = str(uuid.uuid4())
+        elif not is_canonical_uuid(prompt_id):
+            raise PromptRefused("invalid_prompt_id", "prompt_id must be a valid UUID", repr(prompt_id)[:200])
+        graph = checked_graph(body["prompt"])
+        targets = checked_targets(body.get("partial_execution_targets"))
+        extra = extra_data_of(body, usage_source)
+        secrets = {key: extra.pop(key) for key in execution.SENSITIVE_EXTRA_DATA_KEYS if key in extra}
+        server.node_replace_manager.apply_replacements(graph)
+        valid, error, outputs, node_errors = await execution.validate_prompt(prompt_id, graph, targets)
+        if not valid:
+            return json_answer({"error": error, "node_errors": node_errors}, 400)
+        if server.prompt_queue.knows(prompt_id):
+            raise PromptRefused(
+                "prompt_id_in_use", "a prompt with this prompt_id is queued or running", prompt_id, status=409
+            )
+        server.prompt_queue.put((number, prompt_id, graph, extra, outputs, secrets))
+        return json_answer({"prompt_id": prompt_id, "number": number, "node_errors": node_errors})

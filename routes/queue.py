@@ -1,0 +1,70 @@
+"""The queue, interrupting and freeing memory (http-api.md section 3)."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from comfy.interrupt import interrupt_current_processing
+from protocol import InvalidJson, from_json
+from routes.answers import Refused, empty, json_body, read_json, read_object, text_list
+
+if TYPE_CHECKING:
+    from routes import Table
+    from server import PromptServer
+
+log = logging.getLogger(__name__)
+
+
+def interrupt_running(server: PromptServer, prompt_id: str | None = None) -> bool:
+    """Interrupt what runs, or only that prompt. Tells whether there was something to interrupt."""
+    running = server.prompt_queue.running_ids()
+    if not running or (prompt_id is not None and prompt_id not in running):
+        return False
+    log.info("interrupting %s", prompt_id or ", ".join(running))
+    interrupt_current_processing()
+    return True
+
+
+def add_to(table: Table, server: PromptServer) -> None:
+    """Register this resource's routes."""
+
+    @table.get("/queue")
+    async def get_queue(request: web.Request) -> web.Response:
+        return json_body(server.prompt_queue.queue_json())
+
+    @table.post("/queue")
+    async def change_queue(request: web.Request) -> web.Response:
+        body = await read_object(request)
+        ids = set(text_list(body["delete"], "delete")) if body.get("delete") is not None else set()
+        if body.get("clear"):
+            server.prompt_queue.wipe_queue()
+        if ids:
+            server.prompt_queue.delete_queue_items(ids)
+        return empty()
+
+    @table.post("/interrupt")
+    async def interrupt(request: web.Request) -> web.Response:
+        try:
+            body = from_json(await request.read())
+        except InvalidJson:
+            body = {}  # old clients send nothing, or anything
+        if not isinstance(body, dict):
+            raise Refused("the body must be a JSON object or empty")
+        prompt_id = body.get("prompt_id")
+        if prompt_id is not None and not isinstance(prompt_id, str):
+            raise Refused("prompt_id must be a string")
+        interrupt_running(server, prompt_id or None)
+        return empty()
+
+    @table.post("/free")
+    async def free(request: web.Request) -> web.Response:
+        body = await read_json(request)
+        if not isinstance(body, dict):
+            raise Refused("the body must be a JSON object")
+        for flag in ("unload_models", "free_memory"):
+            if body.get(flag):
+                server.prompt_queue.set_flag(flag, True)
+        return empty()

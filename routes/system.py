@@ -1,0 +1,28 @@
+"""The machine and what the server can do (http-api.md section 10)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from gateway.system_info import system_stats
+from routes.answers import json_answer
+
+if TYPE_CHECKING:
+    from routes import Table
+    from server import PromptServer
+
+
+def add_to(table: Table, server: PromptServer) -> None:
+    """Register this resource's routes."""
+
+    @table.get("/system_stats")
+    async def stats(request: web.Request) -> web.Response:
+        await server.nodes_ready.wait_async()
+        return json_answer(await asyncio.to_thread(system_stats))
+
+    @table.get("/features")
+    async def features(request: web.Request) -> web.Response:
+        return json_answer(server.features())

@@ -1,0 +1,139 @@
+"""A user's own files (http-api.md section 9)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from aiohttp import web
+
+from folder_paths import PathOutsideFolder
+from gateway.files import OCTET_STREAM, content_type, file_response, is_active
+from routes.answers import Refused, empty, file_error, flag_query, json_answer
+from userdata import FileInfo, UnknownUser, UserFiles
+
+if TYPE_CHECKING:
+    from routes import Table
+    from server import PromptServer
+
+STYLE_SHEET = "user.css"
+
+
+def text(status: int, message: str) -> web.Response:
+    """A plain-text answer, which is what clients of these routes show."""
+    return web.Response(status=status, text=message)
+
+
+def may_overwrite(request: web.Request) -> bool:
+    """Whether an existing file may be replaced: unless `overwrite=false`."""
+    return request.query.get("overwrite", "").lower() != "false"
+
+
+def answers_errors(handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Any:
+    """Turn what the store raises into answers; the routes of version 1 share these."""
+
+    async def wrapped(request: web.Request) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except UnknownUser as error:
+            raise Refused(str(error), 401) from error
+        except PathOutsideFolder:
+            return empty(403)
+        except FileExistsError:
+            return text(409, "File already exists")
+        except FileNotFoundError:
+            return empty(404)
+        except IsADirectoryError:
+            return text(409, "This is a folder")
+        except (OSError, ValueError) as error:
+            raise file_error(error) from error
+
+    return wrapped
+
+
+def add_to(table: Table, server: PromptServer) -> None:
+    """Register this resource's routes."""
+
+    def files(request: web.Request) -> UserFiles:
+        return UserFiles(server.user_manager.get_user_folder(request))
+
+    def name(request: web.Request, part: str = "file") -> str:
+        # The router has decoded it once; some clients encode twice.
+        value = request.match_info[part]
+        return unquote(value) if "%" in value else value
+
+    def described(request: web.Request, info: FileInfo) -> web.Response:
+        return json_answer(asdict(info) if flag_query(request, "full_info") else info.path)
+
+    @table.get("/userdata")
+    @answers_errors
+    async def list_files(request: web.Request) -> web.StreamResponse:
+        directory = request.query.get("dir", "")
+        if not directory:
+            return text(400, "Directory not provided")
+        try:
+            found = await asyncio.to_thread(files(request).list, directory, flag_query(request, "recurse"))
+        except PathOutsideFolder:
+            return text(403, "Invalid directory")
+        except FileNotFoundError:
+            return text(404, "Directory not found")
+        if flag_query(request, "full_info"):
+            return json_answer([asdict(info) for info in found])
+        if flag_query(request, "split"):
+            return json_answer([[info.path, *info.path.split("/")] for info in found])
+        return json_answer([info.path for info in found])
+
+    @table.get("/v2/userdata")
+    async def tree(request: web.Request) -> web.Response:
+        path = request.query.get("path", "")
+        path = unquote(path) if "%" in path else path
+        try:
+            return json_answer(await asyncio.to_thread(files(request).tree, path))
+        except UnknownUser as error:
+            raise Refused(str(error), 403) from error
+        except PathOutsideFolder as error:
+            raise Refused("the path leads out of the user's folder") from error
+        except FileNotFoundError as error:
+            if not path:
+                return json_answer([])  # a user who has stored nothing yet
+            raise Refused("not found", 404) from error
+        except NotADirectoryError as error:
+            raise Refused("this is not a folder") from error
+        except (OSError, ValueError) as error:
+            raise file_error(error) from error
+
+    @table.get("/userdata/{file}")
+    @answers_errors
+    async def read(request: web.Request) -> web.StreamResponse:
+        path = await asyncio.to_thread(files(request).existing, name(request))
+        headers = {"X-Content-Type-Options": "nosniff"}
+        if name(request) == STYLE_SHEET:
+            return file_response(path, {**headers, "Content-Disposition": "inline"}, "text/css")
+        mime = content_type(path)
+        headers["Content-Disposition"] = "attachment"
+        return file_response(path, headers, OCTET_STREAM if is_active(mime) else mime)
+
+    @table.post("/userdata/{file}")
+    @answers_errors
+    async def write(request: web.Request) -> web.StreamResponse:
+        store = files(request)
+        store.path(name(request))  # refuse before reading the body
+        data = await request.read()
+        overwrite = may_overwrite(request)
+        return described(request, await asyncio.to_thread(store.write, name(request), data, overwrite))
+
+    @table.post("/userdata/{file}/move/{dest}")
+    @answers_errors
+    async def move(request: web.Request) -> web.StreamResponse:
+        overwrite = may_overwrite(request)
+        source, target = name(request), name(request, "dest")
+        return described(request, await asyncio.to_thread(files(request).move, source, target, overwrite))
+
+    @table.delete("/userdata/{file}")
+    @answers_errors
+    async def delete(request: web.Request) -> web.StreamResponse:
+        await asyncio.to_thread(files(request).delete, name(request))
+        return empty(204)

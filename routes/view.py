@@ -1,0 +1,76 @@
+"""`GET /view`: files of the input, output and temp folders, as they are or re-encoded (http-api.md section 8)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from gateway.files import disposition, user_file_response
+from gateway.stored_files import BadFileName, OutsideFolder, locate
+from routes.answers import Refused, empty
+
+if TYPE_CHECKING:
+    from routes import Table
+    from server import PromptServer
+
+HASH_PREFIX = "blake3:"
+
+
+def find(query: Mapping[str, str]) -> tuple[str, int]:
+    """(full path, 200) of the file a query means, or ("", status of the refusal)."""
+    if "filename" not in query:
+        return "", 404
+    try:
+        return locate(query["filename"], query.get("type", "output"), query.get("subfolder", "")), 200
+    except OutsideFolder:
+        return "", 403
+    except BadFileName:
+        return "", 400
+    except (FileNotFoundError, ValueError, OSError):
+        return "", 404
+
+
+def add_to(table: Table, server: PromptServer) -> None:
+    """Register this resource's routes."""
+
+    @table.get("/view")
+    async def view(request: web.Request) -> web.StreamResponse:
+        query = request.query
+        mime = None
+        if query.get("filename", "").startswith(HASH_PREFIX):
+            found = await asyncio.to_thread(find_by_hash, query["filename"])
+            if found is None:
+                return empty(404)
+            path, name, mime = found
+        else:
+            path, status = await asyncio.to_thread(find, query)
+            if status != 200:
+                return empty(status)
+            name = os.path.basename(path)
+        if "preview" in query or query.get("channel") in ("rgb", "a"):
+            return await converted(path, name, query.get("preview"), query.get("channel", "rgba"))
+        return user_file_response(path, name, request.headers.get("Sec-Fetch-Dest", ""), mime)
+
+    async def converted(path: str, name: str, preview: str | None, channel: str) -> web.StreamResponse:
+        from gateway import images
+
+        try:
+            if preview is not None:
+                body, mime = await asyncio.to_thread(images.preview, path, preview, channel)
+            else:
+                convert = images.without_alpha if channel == "rgb" else images.alpha_only
+                body, mime = await asyncio.to_thread(convert, path), "image/png"
+        except images.NotAnImage as error:
+            raise Refused(str(error), 415) from error
+        return web.Response(body=body, content_type=mime, headers={"Content-Disposition": disposition(name)})
+
+
+def find_by_hash(asset_hash: str) -> tuple[str, str, str | None] | None:
+    """(path, name, MIME type) of the asset with this content hash, None if there is none."""
+    from assets import enabled, store
+
+    return store().file_of_hash(asset_hash) if enabled() else None
