@@ -35,6 +35,28 @@ CORE_FAMILIES = (
     "images",
     "image_files",
 )
+EXTRA_FAMILIES = (
+    "schedulers",
+    "sigmas",
+    "solvers",
+    "custom_sampling",
+    "model_sampling",
+    "model_conditioning",
+    "empty_latents",
+    "latent_math",
+    "masks",
+    "compositing",
+    "image_transform",
+    "image_batches",
+    "image_tiles",
+    "image_resize",
+    "image_filters",
+    "image_output",
+    "primitives",
+    "calculator",
+    "text",
+    "text_patterns",
+)
 
 __all__ = [
     "EXTENSION_WEB_DIRS",
@@ -67,7 +89,7 @@ def _add_family(name: str) -> None:
         globals()["common_ksampler"] = family.common_ksampler
 
 
-for _family in CORE_FAMILIES:
+for _family in CORE_FAMILIES + EXTRA_FAMILIES:
     _add_family(_family)
 
 
