@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+import math
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -95,3 +96,15 @@ def resize_to_batch_size(tensor: Tensor, batch_size: int) -> Tensor:
         scale = count / batch_size
         index = [min(int((i + 0.5) * scale), count - 1) for i in range(batch_size)]
     return tensor[torch.tensor(index, device=tensor.device)]
+
+
+def pack_latents(latents: Sequence[Tensor]) -> tuple[Tensor, list[torch.Size]]:
+    """Latents of different shapes (one batch size) as one [batch, 1, values], and their shapes."""
+    return torch.cat([t.reshape(t.shape[0], 1, -1) for t in latents], dim=-1), [t.shape for t in latents]
+
+
+def unpack_latents(combined_latent: Tensor, latent_shapes: Sequence[Sequence[int]]) -> list[Tensor]:
+    """The latents again; the batch size is that of `combined_latent`."""
+    sizes = [math.prod(shape[1:]) for shape in latent_shapes]
+    parts = combined_latent.split(sizes, dim=-1)
+    return [p.reshape(p.shape[0], *shape[1:]) for p, shape in zip(parts, latent_shapes)]

@@ -13,12 +13,14 @@ from comfy.state_dicts import (
     calculate_parameters,
     copy_to_param,
     get_attr,
+    pack_latents,
     repeat_to_batch_size,
     resize_to_batch_size,
     set_attr,
     set_attr_param,
     state_dict_key_replace,
     state_dict_prefix_replace,
+    unpack_latents,
     weight_dtype,
 )
 from comfy.tiling import get_tiled_scale_steps, tiled_scale, tiled_scale_multidim
@@ -36,6 +38,7 @@ __all__ = [
     "get_tiled_scale_steps",
     "lanczos",
     "load_torch_file",
+    "pack_latents",
     "repeat_to_batch_size",
     "reshape_mask",
     "resize_to_batch_size",
@@ -49,6 +52,7 @@ __all__ = [
     "state_dict_prefix_replace",
     "tiled_scale",
     "tiled_scale_multidim",
+    "unpack_latents",
     "weight_dtype",
 ]
 

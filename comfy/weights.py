@@ -21,6 +21,7 @@ import safetensors.torch
 import torch
 
 from comfy.cli_args import args
+from comfy.devices import is_oom
 
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 SAFETENSORS_EXTENSIONS = (".safetensors", ".sft")
@@ -91,7 +92,7 @@ def load_pickle(path: str, device: torch.device | str = "cpu") -> Any:
     except (EOFError, zipfile.BadZipFile) as e:
         raise TruncatedWeightsError(path, _size(path), _TRUNCATED) from e
     except (RuntimeError, ValueError, KeyError, UnicodeDecodeError, AttributeError, IndexError) as e:
-        if isinstance(e, torch.OutOfMemoryError):
+        if is_oom(e):
             raise
         if _starts_with(path, b"PK"):
             raise TruncatedWeightsError(path, _size(path), _TRUNCATED) from e

@@ -129,9 +129,7 @@ class CLIPEmbeddings(nn.Module):
     def __init__(self, config: CLIPTextConfig, operations, **factory):
         super().__init__()
         self.token_embedding = operations.Embedding(config.vocab_size, config.hidden_size, **factory)
-        self.position_embedding = operations.Embedding(
-            config.max_position_embeddings, config.hidden_size, **factory
-        )
+        self.position_embedding = operations.Embedding(config.max_position_embeddings, config.hidden_size, **factory)
 
     def forward(self, tokens: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Rows of the token table, without positions."""
@@ -145,9 +143,7 @@ class CLIPEmbeddings(nn.Module):
 class CLIPEncoder(nn.Module):
     def __init__(self, config: CLIPTextConfig, operations, **factory):
         super().__init__()
-        self.layers = nn.ModuleList(
-            CLIPLayer(config, operations, **factory) for _ in range(config.num_hidden_layers)
-        )
+        self.layers = nn.ModuleList(CLIPLayer(config, operations, **factory) for _ in range(config.num_hidden_layers))
 
     def forward(self, x: Tensor, mask: Tensor | None, layer: int | None) -> tuple[Tensor, Tensor | None]:
         """Output of the last block and of block `layer` (0-based; None or out of range: none)."""
@@ -184,9 +180,7 @@ class CLIPTextModel(nn.Module):
         self.text_model = CLIPTextTransformer(config, operations, **factory)
         self.text_projection = None
         if config.projection_dim is not None:
-            self.text_projection = operations.Linear(
-                config.hidden_size, config.projection_dim, bias=False, **factory
-            )
+            self.text_projection = operations.Linear(config.hidden_size, config.projection_dim, bias=False, **factory)
 
     def get_input_embeddings(self) -> nn.Module:
         return self.text_model.embeddings.token_embedding

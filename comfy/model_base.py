@@ -1,0 +1,325 @@
+"""Diffusion models as sampling sees them: noisy latent and sigma in, denoised latent out.
+
+A model joins a network (`diffusion_model`), its parametrisation and sigma table (`model_sampling`) and its
+latent format, and knows which of the conditioning's values its network takes.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import comfy.conds
+import comfy.model_management
+import comfy.ops
+import comfy.utils
+from comfy import patcher_extension
+from comfy.model_sampling import ModelType, model_sampling
+from comfy.models.unet import UNetConfig, UNetModel
+from comfy.patcher_extension import WrapperExecutor, WrappersMP
+
+__all__ = ["IP2P", "BaseModel", "ModelType", "SD15_instructpix2pix", "model_sampling"]
+
+log = logging.getLogger(__name__)
+
+# Activations a network keeps at its peak, in bytes per latent cell and byte of its number format, for
+# `memory_usage_factor` 1. Measured on the Stable Diffusion 1 UNet with fused attention.
+ACTIVATION_BYTES_PER_CELL = 0.01 * 1024 * 1024
+
+# The latent of a plain grey picture: what an inpainting model sees where it has no picture.
+GREY_LATENT = (0.8223, -0.6876, 0.6364, 0.1380)
+
+
+class WeightsMismatch(ValueError):
+    """A state dict lacks tensors the model needs, or has them in another shape."""
+
+
+class BaseModel(nn.Module):
+    """A model whose network takes a latent, timesteps and a context sequence.
+
+    model_config: an entry of `comfy.supported_models` (network configuration, latent format, dtypes).
+    """
+
+    # Names of what is put beside the latent on the channel axis, in order; see `concat_cond`.
+    concat_keys: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        model_config: Any,
+        model_type: ModelType = ModelType.EPS,
+        device: torch.device | str | None = None,
+        unet_model: type[nn.Module] = UNetModel,
+    ):
+        super().__init__()
+        self.model_config = model_config
+        self.latent_format = model_config.latent_format
+        self.manual_cast_dtype = model_config.manual_cast_dtype
+        self.memory_usage_factor = model_config.memory_usage_factor
+        self.device = device
+        self.current_patcher = None
+        unet_config = model_config.unet_config
+        self.adm_channels = unet_config.get("adm_in_channels") or 0
+        if not unet_config.get("disable_unet_model_creation", False):
+            self.diffusion_model = self.build_network(unet_model, unet_config, device)
+            self.diffusion_model.eval().requires_grad_(False)
+        self.model_type = model_type
+        self.model_sampling = model_sampling(model_config, model_type)
+
+    def build_network(self, network: type[nn.Module], unet_config: Mapping[str, Any], device: Any) -> nn.Module:
+        """The network, its weights not yet set."""
+        dtype = unet_config.get("dtype")
+        operations = self.model_config.custom_operations
+        if operations is None:
+            operations = comfy.ops.pick_operations(dtype, self.manual_cast_dtype)
+        return network(UNetConfig.from_dict(unet_config), dtype=dtype, device=device, operations=operations)
+
+    # --- one evaluation
+
+    def apply_model(
+        self,
+        x: Tensor,
+        t: Tensor,
+        c_concat: Tensor | None = None,
+        c_crossattn: Tensor | None = None,
+        control: dict | None = None,
+        transformer_options: dict | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """The denoised latent. x: [batch, channels, ...] float32, t: sigma [batch]; the rest as made by
+        `extra_conds`. Wrappers: APPLY_MODEL."""
+        options = {} if transformer_options is None else transformer_options
+        return WrapperExecutor.new_class_executor(
+            self._apply_model,
+            self,
+            patcher_extension.get_all_wrappers(WrappersMP.APPLY_MODEL, options),
+        ).execute(x, t, c_concat, c_crossattn, control, options, **kwargs)
+
+    def _apply_model(
+        self,
+        x: Tensor,
+        t: Tensor,
+        c_concat: Tensor | None = None,
+        c_crossattn: Tensor | None = None,
+        control: dict | None = None,
+        transformer_options: dict | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        options = {} if transformer_options is None else transformer_options
+        dtype = self.get_dtype_inference()
+        network_input = self.model_sampling.calculate_input(t, x)
+        if c_concat is not None:
+            # After the scaling: what is put beside the latent carries no noise.
+            network_input = torch.cat([network_input, c_concat.to(network_input)], dim=1)
+        timestep = self.model_sampling.timestep(t).float()
+        context = None if c_crossattn is None else _cast_floats(c_crossattn, x.device, dtype)
+        extra = {name: _cast_floats(value, x.device, dtype) for name, value in kwargs.items()}
+        network = WrapperExecutor.new_class_executor(
+            self.diffusion_model,
+            self.diffusion_model,
+            patcher_extension.get_all_wrappers(WrappersMP.DIFFUSION_MODEL, options),
+        )
+        output = network.execute(
+            network_input.to(dtype),
+            timestep,
+            context=context,
+            control=control,
+            transformer_options=options,
+            **extra,
+        )
+        return self.model_sampling.calculate_denoised(t, output.float(), x)
+
+    # --- conditioning
+
+    def extra_conds(self, **kwargs: Any) -> dict[str, comfy.conds.CONDRegular]:
+        """What one conditioning entry brings into `apply_model`.
+
+        kwargs: the entry's own values (`cross_attn`, `pooled_output`, ...) and the run's: `noise` [batch,
+        channels, ...], `device`, `latent_image`, `denoise_mask`, `width` and `height` in pixels,
+        `prompt_type`, `seed`.
+        """
+        out: dict[str, comfy.conds.CONDRegular] = {}
+        if (concat := self.concat_cond(**kwargs)) is not None:
+            out["c_concat"] = comfy.conds.CONDNoiseShape(concat)
+        if (adm := self.encode_adm(**kwargs)) is not None:
+            out["y"] = comfy.conds.CONDRegular(adm)
+        if (context := kwargs.get("cross_attn")) is not None:
+            out["c_crossattn"] = comfy.conds.CONDCrossAttn(context)
+        if (control_context := kwargs.get("cross_attn_controlnet")) is not None:
+            out["crossattn_controlnet"] = comfy.conds.CONDCrossAttn(control_context)
+        return out
+
+    def encode_adm(self, **kwargs: Any) -> Tensor | None:
+        """The vector `y` [batch, adm_channels], None for models without one."""
+        return None
+
+    def concat_cond(self, **kwargs: Any) -> Tensor | None:
+        """What goes beside the latent [batch, extra channels, ...]: for inpainting models the mask (1 = to be
+        painted) and the latent of the picture under it."""
+        if not self.concat_keys:
+            return None
+        noise, device = kwargs["noise"], kwargs["device"]
+        mask = kwargs.get("concat_mask", kwargs.get("denoise_mask"))
+        image = kwargs.get("concat_latent_image")
+        image = kwargs.get("latent_image") if image is None else self.process_latent_in(image)
+        if mask is not None:
+            mask = comfy.utils.reshape_mask(mask.to(device), noise.shape)[:, :1]
+        if image is not None:
+            image = self._fitted(image.to(device), noise)
+        parts = []
+        for key in self.concat_keys:
+            if key == "mask":
+                parts.append(torch.ones_like(noise)[:, :1] if mask is None else mask)
+            elif key == "masked_image":
+                parts.append(self.blank_inpaint_image_like(noise) if image is None or mask is None else image)
+            elif key == "mask_inverted":
+                parts.append(torch.zeros_like(noise)[:, :1] if mask is None else 1.0 - mask)
+        return torch.cat(parts, dim=1)
+
+    def _fitted(self, latent: Tensor, noise: Tensor) -> Tensor:
+        """`latent` in size and batch of `noise`."""
+        if latent.shape[2:] != noise.shape[2:]:
+            latent = comfy.utils.common_upscale(latent, noise.shape[-1], noise.shape[-2], "bilinear", "center")
+        return comfy.utils.resize_to_batch_size(latent, noise.shape[0])
+
+    def blank_inpaint_image_like(self, latent_image: Tensor) -> Tensor:
+        """A grey picture as latent."""
+        grey = torch.tensor(GREY_LATENT, device=latent_image.device, dtype=latent_image.dtype)
+        return grey.view(1, -1, 1, 1).expand_as(latent_image[:, : len(GREY_LATENT)])
+
+    def set_inpaint(self) -> None:
+        """The network takes mask and masked picture beside the latent."""
+        self.concat_keys = ("mask", "masked_image")
+
+    # --- latents
+
+    def process_latent_in(self, latent: Tensor) -> Tensor:
+        """From the VAE's scale to the network's."""
+        return self.latent_format.process_in(latent)
+
+    def process_latent_out(self, latent: Tensor) -> Tensor:
+        """From the network's scale to the VAE's."""
+        return self.latent_format.process_out(latent)
+
+    def scale_latent_inpaint(self, sigma: Tensor, noise: Tensor, latent_image: Tensor, **kwargs: Any) -> Tensor:
+        """The known part of an inpainted latent, noised to `sigma`."""
+        shape = [sigma.shape[0]] + [1] * (noise.ndim - 1)
+        return self.model_sampling.noise_scaling(sigma.reshape(shape), noise, latent_image)
+
+    # --- weights and memory
+
+    def load_model_weights(self, sd: dict[str, Tensor], unet_prefix: str = "", assign: bool = True) -> BaseModel:
+        """Take the network's tensors out of `sd` (keys below `unet_prefix`) without copying them.
+
+        Tensors that the network has no place for are logged. Raises WeightsMismatch naming what is missing or
+        of another shape.
+        """
+        own = {k[len(unet_prefix) :]: sd.pop(k) for k in [k for k in sd if k.startswith(unet_prefix)]}
+        own = self.model_config.process_unet_state_dict(own)
+        own = _in_dtypes_of(self.diffusion_model, own, self.model_config)
+        load_assigned(self.diffusion_model, own, type(self).__name__, assign)
+        return self
+
+    def get_dtype(self) -> torch.dtype | None:
+        """What the weights rest in."""
+        return self.diffusion_model.dtype
+
+    def get_dtype_inference(self) -> torch.dtype:
+        """What the network computes in."""
+        return self.manual_cast_dtype or self.get_dtype() or torch.float32
+
+    def memory_required(
+        self, input_shape: list[int], cond_shapes: Mapping[str, list[list[int]]] | None = None
+    ) -> float:
+        """Bytes of activations for one evaluation of a latent of that shape."""
+        cells = input_shape[0] * math.prod(input_shape[2:])
+        bytes_per_value = comfy.model_management.dtype_size(self.get_dtype_inference())
+        return cells * bytes_per_value * ACTIVATION_BYTES_PER_CELL * self.memory_usage_factor
+
+    def extra_conds_shapes(self, **kwargs: Any) -> dict[str, list[int]]:
+        """Shapes of `extra_conds` values that matter for memory, before they exist."""
+        return {}
+
+    def state_dict_for_saving(
+        self,
+        unet_state_dict: dict[str, Tensor],
+        clip_state_dict: dict[str, Tensor] | None = None,
+        vae_state_dict: dict[str, Tensor] | None = None,
+        clip_vision_state_dict: dict[str, Tensor] | None = None,
+    ) -> dict[str, Tensor]:
+        """All parts under the names a checkpoint file has. unet_state_dict: keys start with
+        `diffusion_model.`."""
+        config = self.model_config
+        out = config.process_unet_state_dict_for_saving(unet_state_dict)
+        if self.model_type == ModelType.V_PREDICTION:
+            # The marker by which a file says that it predicts velocity.
+            out["v_pred"] = torch.tensor([])
+        if vae_state_dict is not None:
+            out.update(config.process_vae_state_dict_for_saving(vae_state_dict))
+        if clip_state_dict is not None:
+            out.update(config.process_clip_state_dict_for_saving(clip_state_dict))
+        if clip_vision_state_dict is not None:
+            out.update(config.process_clip_vision_state_dict_for_saving(clip_vision_state_dict))
+        return out
+
+
+class IP2P:
+    """InstructPix2Pix (Brooks et al. 2023): the latent of the picture to edit goes beside the noisy one."""
+
+    def concat_cond(self, **kwargs: Any) -> Tensor:
+        noise, device = kwargs["noise"], kwargs["device"]
+        image = kwargs.get("concat_latent_image")
+        if image is None:
+            return torch.zeros_like(noise)
+        image = self._fitted(image.to(device), noise)
+        return self.process_ip2p_image_in(image)
+
+
+class SD15_instructpix2pix(IP2P, BaseModel):
+    """Stable Diffusion 1.5 with 8 input channels; the picture's latent is not scaled."""
+
+    def process_ip2p_image_in(self, image: Tensor) -> Tensor:
+        return image
+
+
+def _cast_floats(value: Any, device: torch.device, dtype: torch.dtype) -> Any:
+    """Floating-point tensors (also in lists) in the dtype of computing; integers keep theirs."""
+    if isinstance(value, Tensor):
+        return value.to(device=device, dtype=dtype if value.is_floating_point() else None)
+    if isinstance(value, list):
+        return [_cast_floats(v, device, dtype) for v in value]
+    return value
+
+
+def _in_dtypes_of(network: nn.Module, sd: dict[str, Tensor], model_config: Any) -> dict[str, Tensor]:
+    """The tensors as they come where layers cast on each call; else all in the network's one dtype."""
+    dtype = model_config.unet_config.get("dtype")
+    if dtype is None:
+        return sd
+    keep_mixed = model_config.manual_cast_dtype is not None and not model_config.convert_weights
+    if keep_mixed:
+        return sd
+    return {k: v.to(dtype) if v.is_floating_point() else v for k, v in sd.items()}
+
+
+def load_assigned(module: nn.Module, sd: Mapping[str, Tensor], name: str, assign: bool = True) -> list[str]:
+    """Make the tensors of `sd` the weights of `module` (the very tensors, with `assign`); returns unused
+    keys.
+
+    Raises WeightsMismatch for missing tensors or other shapes.
+    """
+    try:
+        missing, unexpected = module.load_state_dict(sd, strict=False, assign=assign)
+    except RuntimeError as e:
+        raise WeightsMismatch(f"{name}: {e}") from e
+    if missing:
+        shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
+        raise WeightsMismatch(f"{name}: the file lacks {shown}")
+    if unexpected:
+        log.info("%s: %d tensors of the file are not used, such as %s", name, len(unexpected), unexpected[0])
+    module.requires_grad_(False)
+    return unexpected

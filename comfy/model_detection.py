@@ -1,0 +1,104 @@
+"""Which model family a state dict is of: from the tensors' names and shapes alone.
+
+`detectors` is a list of functions (state_dict, prefix) -> network configuration as a dict, or None; the first
+that answers decides. The configuration is then matched against the registry in `comfy.supported_models`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from comfy.models import unet
+
+Detector = Callable[[Mapping[str, Tensor], str], dict[str, Any] | None]
+
+# Where the tensors of the diffusion network are in a checkpoint.
+UNET_PREFIXES = ("model.diffusion_model.", "model.model.", "net.")
+FALLBACK_PREFIX = "model."
+# A prefix counts when more keys than this start with it.
+MIN_KEYS = 5
+
+
+class UnknownModel(ValueError):
+    """The tensors belong to no family this program knows."""
+
+
+def unet_prefix_from_state_dict(state_dict: Iterable[str]) -> str:
+    """What the keys of the diffusion network start with."""
+    keys = list(state_dict)
+    if any(k.startswith("detector.") for k in keys) and any(k.startswith("tracker.") for k in keys):
+        return ""
+    counts = {prefix: sum(k.startswith(prefix) for k in keys) for prefix in UNET_PREFIXES}
+    best = max(counts, key=counts.__getitem__)
+    return best if counts[best] > MIN_KEYS else FALLBACK_PREFIX
+
+
+def count_blocks(state_dict_keys: Iterable[str], prefix_string: str) -> int:
+    """Number of consecutive blocks, for a pattern such as "layers.{}."."""
+    keys = list(state_dict_keys)
+    count = 0
+    while any(k.startswith(prefix_string.format(count)) for k in keys):
+        count += 1
+    return count
+
+
+def detect_sd_unet(state_dict: Mapping[str, Tensor], prefix: str) -> dict[str, Any] | None:
+    """The UNet of Stable Diffusion 1, 2 and XL."""
+    if f"{prefix}input_blocks.0.0.weight" not in state_dict or f"{prefix}out.2.weight" not in state_dict:
+        return None
+    if f"{prefix}input_blocks.1.0.in_layers.0.weight" not in state_dict:
+        return None
+    # Video UNets put time layers into the same frame.
+    if any(".time_stack." in k for k in state_dict):
+        return None
+    config = dataclasses.asdict(unet.config_from_state_dict(state_dict, prefix))
+    listed = {k: list(v) if isinstance(v, tuple) else v for k, v in config.items()}
+    return {"image_model": "unet", **listed}
+
+
+detectors: list[Detector] = [detect_sd_unet]
+
+
+def detect_unet_config(
+    state_dict: Mapping[str, Tensor], key_prefix: str, metadata: Mapping[str, str] | None = None
+) -> dict[str, Any] | None:
+    """Configuration of the network below `key_prefix`; None if no detector knows it."""
+    for detector in detectors:
+        config = detector(state_dict, key_prefix)
+        if config is not None:
+            return config
+    return None
+
+
+def model_config_from_unet_config(
+    unet_config: Mapping[str, Any], state_dict: Mapping[str, Tensor] | None = None
+) -> Any:
+    """The registry's entry for a configuration, as an instance; None if none matches."""
+    import comfy.supported_models
+
+    for family in comfy.supported_models.models:
+        if family.matches(unet_config, state_dict):
+            return family(unet_config)
+    return None
+
+
+def model_config_from_unet(
+    state_dict: Mapping[str, Tensor],
+    unet_key_prefix: str,
+    use_base_if_no_match: bool = False,
+    metadata: Mapping[str, str] | None = None,
+) -> Any:
+    """The registry's entry for the network below a prefix; None if it is unknown."""
+    unet_config = detect_unet_config(state_dict, unet_key_prefix, metadata=metadata)
+    if unet_config is None:
+        return None
+    model_config = model_config_from_unet_config(unet_config, state_dict)
+    if model_config is None and use_base_if_no_match:
+        from comfy.supported_models_base import BASE
+
+        return BASE(unet_config)
+    return model_config

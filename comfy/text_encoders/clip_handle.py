@@ -1,0 +1,148 @@
+"""A text encoder as nodes use it: prompt in, conditioning out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+import comfy.model_management
+import comfy.ops
+import comfy.utils
+from comfy.model_base import load_assigned
+from comfy.model_patcher import ModelPatcher
+
+if TYPE_CHECKING:
+    from comfy.supported_models_base import ClipTarget
+
+
+class CLIP:
+    """Tokenizer, encoder model and patcher of one text side.
+
+    target: what builds them; state_dict: the encoder's tensors, named as its model names them. `clone()`
+    shares the model.
+    """
+
+    def __init__(
+        self,
+        target: ClipTarget | None = None,
+        embedding_directory: str | Sequence[str] | None = None,
+        no_init: bool = False,
+        tokenizer_data: dict[str, Any] | None = None,
+        parameters: int = 0,
+        state_dict: Mapping[str, Tensor] | None = None,
+        model_options: Mapping[str, Any] | None = None,
+    ):
+        if no_init:
+            return
+        options = model_options or {}
+        sd = dict(state_dict or {})
+        load_device = options.get("load_device", comfy.model_management.text_encoder_device())
+        offload_device = options.get("offload_device", comfy.model_management.text_encoder_offload_device())
+        asked_dtype = options.get("dtype")
+        if asked_dtype is not None:
+            sd = {k: v.to(asked_dtype) if v.is_floating_point() else v for k, v in sd.items()}
+        dtype = comfy.utils.weight_dtype(sd)
+        operations = options.get("custom_operations", comfy.ops.manual_cast)
+        with torch.inference_mode(False):
+            model = target.clip(sd, device="meta", dtype=dtype, operations=operations)
+            load_assigned(model, sd, "text encoder")
+        self.cond_stage_model = model.eval()
+        self.tokenizer = target.tokenizer(embedding_directory=embedding_directory, tokenizer_data=tokenizer_data or {})
+        self.patcher = ModelPatcher(self.cond_stage_model, load_device, offload_device)
+        self.patcher.is_clip = True
+        self.layer_idx: int | None = None
+        self.tokenizer_options: dict[str, Any] = {}
+        self.use_clip_schedule = False
+        self.apply_hooks_to_conds = None
+
+    def clone(self) -> CLIP:
+        """Same model, own patches and settings."""
+        n = self.__class__(no_init=True)
+        n.patcher = self.patcher.clone()
+        n.cond_stage_model = self.cond_stage_model
+        n.tokenizer = self.tokenizer
+        n.layer_idx = self.layer_idx
+        n.tokenizer_options = self.tokenizer_options.copy()
+        n.use_clip_schedule = self.use_clip_schedule
+        n.apply_hooks_to_conds = self.apply_hooks_to_conds
+        return n
+
+    # --- settings
+
+    def clip_layer(self, layer_idx: int) -> None:
+        """Use the output of this layer: -1 the last, -2 the one before it..."""
+        self.layer_idx = layer_idx
+
+    def set_tokenizer_option(self, option_name: str, value: Any) -> None:
+        self.tokenizer_options[option_name] = value
+
+    def add_patches(self, patches: dict, strength_patch: float = 1.0, strength_model: float = 1.0) -> list[Any]:
+        return self.patcher.add_patches(patches, strength_patch, strength_model)
+
+    def get_key_patches(self) -> dict[str, list[Any]]:
+        return self.patcher.get_key_patches()
+
+    def is_dynamic(self) -> bool:
+        return False
+
+    # --- use
+
+    def tokenize(self, text: str, return_word_ids: bool = False, **kwargs: Any) -> dict[str, list[list[tuple]]]:
+        """Chunks of weighted tokens per encoder: {"l": [[(token, weight), ...], ...]}; with `return_word_ids`
+        also the number of the word."""
+        options = {**self.tokenizer_options, **kwargs.pop("tokenizer_options", {})}
+        return self.tokenizer.tokenize_with_weights(text, return_word_ids, tokenizer_options=options, **kwargs)
+
+    def encode_from_tokens(
+        self, tokens: Mapping[str, Any], return_pooled: bool | str = False, return_dict: bool = False
+    ) -> Any:
+        """Conditioning [1, tokens, width]; with `return_pooled` also the pooled vector (`"unprojected"`:
+        before its projection); with `return_dict` both as {"cond", "pooled_output"}."""
+        cond, pooled, extra = self._encode(tokens, unprojected=return_pooled == "unprojected")
+        if return_dict:
+            return {"cond": cond, "pooled_output": pooled, **extra}
+        return (cond, pooled) if return_pooled else cond
+
+    def encode_from_tokens_scheduled(
+        self,
+        tokens: Mapping[str, Any],
+        unprojected: bool = False,
+        add_dict: Mapping[str, Any] | None = None,
+        show_pbar: bool = True,
+    ) -> list[list[Any]]:
+        """CONDITIONING: [[tensor, {"pooled_output": ..., **add_dict}]]."""
+        cond, pooled, extra = self._encode(tokens, unprojected=unprojected)
+        return [[cond, {"pooled_output": pooled, **extra, **(add_dict or {})}]]
+
+    def encode(self, text: str) -> Tensor:
+        """Conditioning of a prompt."""
+        return self.encode_from_tokens(self.tokenize(text))
+
+    def _encode(self, tokens: Mapping[str, Any], unprojected: bool) -> tuple[Tensor, Tensor | None, dict]:
+        model = self.cond_stage_model
+        model.reset_clip_options()
+        if self.layer_idx is not None:
+            model.set_clip_options({"layer": self.layer_idx})
+        if unprojected:
+            model.set_clip_options({"projected_pooled": False})
+        self.load_model(tokens)
+        cond, pooled, *rest = model.encode_token_weights(tokens)
+        return cond, pooled, rest[0] if rest else {}
+
+    def load_model(self, tokens: Mapping[str, Any] | None = None) -> ModelPatcher:
+        """Make the encoder ready to run."""
+        comfy.model_management.load_models_gpu([self.patcher])
+        return self.patcher
+
+    # --- weights
+
+    def load_sd(self, sd: Mapping[str, Tensor], full_model: bool = False) -> list[str]:
+        """Replace the encoder's weights; returns the keys that were not used."""
+        return load_assigned(self.cond_stage_model, sd, "text encoder")
+
+    def get_sd(self) -> dict[str, Tensor]:
+        """The encoder's tensors, patches applied."""
+        return self.patcher._patched_state_dict()
