@@ -51,6 +51,7 @@ EXTRA_FAMILIES = (
     "image_tiles",
     "image_resize",
     "image_filters",
+    "edges",
     "image_output",
     "primitives",
     "calculator",

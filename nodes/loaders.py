@@ -85,8 +85,9 @@ class VAELoader:
 
 
 def _vae_weights(name: str) -> dict:
-    import comfy.utils
     import torch
+
+    import comfy.utils
 
     if name == PIXEL_SPACE:
         return {"pixel_space_vae": torch.tensor(1.0)}
@@ -98,8 +99,9 @@ def _vae_weights(name: str) -> dict:
 
 
 def _two_part_weights(name: str) -> dict:
-    import comfy.utils
     import torch
+
+    import comfy.utils
 
     weights = {}
     for part in ("encoder", "decoder"):
@@ -122,6 +124,187 @@ _LATENT_SCALES = {
 }
 
 
+class UNETLoader:
+    DESCRIPTION = "Loads a diffusion model from a file of its own."
+    DISPLAY_NAME = "Load Diffusion Model"
+    CATEGORY = "model/loaders"
+    RETURN_TYPES = ("MODEL",)
+    FUNCTION = "load_unet"
+    SEARCH_ALIASES = ["diffusion model", "transformer", "unet"]
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {
+            "required": {
+                "unet_name": (folder_paths.get_filename_list("diffusion_models"), {"tooltip": "File to load."}),
+                "weight_dtype": (
+                    ["default", "fp8_e4m3fn", "fp8_e4m3fn_fast", "fp8_e5m2"],
+                    {
+                        "advanced": True,
+                        "tooltip": "How weights are kept; fp8 halves the memory and costs some quality.",
+                    },
+                ),
+            }
+        }
+
+    def load_unet(self, unet_name: str, weight_dtype: str) -> tuple[Any]:
+        import torch
+
+        import comfy.sd
+
+        options: dict[str, Any] = {}
+        if weight_dtype in ("fp8_e4m3fn", "fp8_e4m3fn_fast"):
+            options["dtype"] = torch.float8_e4m3fn
+        elif weight_dtype == "fp8_e5m2":
+            options["dtype"] = torch.float8_e5m2
+        if weight_dtype == "fp8_e4m3fn_fast":
+            options["fp8_optimizations"] = True
+        path = folder_paths.get_full_path_or_raise("diffusion_models", unet_name)
+        return (comfy.sd.load_diffusion_model(path, model_options=options),)
+
+
+def _load_text_encoders(names: list[str], kind: str, device: str) -> Any:
+    """CLIP from text encoder files. Raises comfy.weights' errors for files that do not fit `kind`."""
+    import torch
+
+    import comfy.sd
+
+    options = {}
+    if device == "cpu":
+        options = {"load_device": torch.device("cpu"), "offload_device": torch.device("cpu")}
+    return comfy.sd.load_clip(
+        [folder_paths.get_full_path_or_raise("text_encoders", name) for name in names],
+        embedding_directory=folder_paths.get_folder_paths("embeddings"),
+        clip_type=comfy.sd.CLIPType[kind.upper()],
+        model_options=options,
+    )
+
+
+class CLIPLoader:
+    DESCRIPTION = "Loads a text encoder."
+    DISPLAY_NAME = "Load CLIP"
+    CATEGORY = "model/loaders"
+    RETURN_TYPES = ("CLIP",)
+    FUNCTION = "load_clip"
+    SEARCH_ALIASES = ["text encoder", "t5", "qwen"]
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {
+            "required": {
+                "clip_name": (folder_paths.get_filename_list("text_encoders"), {"tooltip": "File to load."}),
+                "type": (
+                    [
+                        "stable_diffusion",
+                        "stable_cascade",
+                        "sd3",
+                        "stable_audio",
+                        "mochi",
+                        "ltxv",
+                        "pixart",
+                        "cosmos",
+                        "lumina2",
+                        "wan",
+                        "hidream",
+                        "chroma",
+                        "ace",
+                        "omnigen2",
+                        "qwen_image",
+                        "hunyuan_image",
+                        "flux2",
+                        "ovis",
+                        "longcat_image",
+                        "cogvideox",
+                        "lens",
+                        "pixeldit",
+                        "ideogram4",
+                        "boogu",
+                        "krea2",
+                        "joyimage",
+                        "mage",
+                        "minimax",
+                    ],
+                    {"tooltip": "Family of models it is used for."},
+                ),
+            },
+            "optional": {"device": (["default", "cpu"], {"advanced": True, "tooltip": "Where it runs."})},
+        }
+
+    def load_clip(self, clip_name: str, type: str = "stable_diffusion", device: str = "default") -> tuple[Any]:
+        return (_load_text_encoders([clip_name], type, device),)
+
+
+class DualCLIPLoader:
+    DESCRIPTION = "Loads two text encoders that work together."
+    DISPLAY_NAME = "Load CLIP (Dual)"
+    CATEGORY = "model/loaders"
+    RETURN_TYPES = ("CLIP",)
+    FUNCTION = "load_clip"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {
+            "required": {
+                "clip_name1": (folder_paths.get_filename_list("text_encoders"), {"tooltip": "First file to load."}),
+                "clip_name2": (folder_paths.get_filename_list("text_encoders"), {"tooltip": "Second file to load."}),
+                "type": (
+                    [
+                        "sdxl",
+                        "sd3",
+                        "flux",
+                        "hunyuan_video",
+                        "hidream",
+                        "hunyuan_image",
+                        "hunyuan_video_15",
+                        "kandinsky5",
+                        "kandinsky5_image",
+                        "ltxv",
+                        "newbie",
+                        "ace",
+                    ],
+                    {"tooltip": "Family of models they are used for."},
+                ),
+            },
+            "optional": {"device": (["default", "cpu"], {"advanced": True, "tooltip": "Where they run."})},
+        }
+
+    def load_clip(self, clip_name1: str, clip_name2: str, type: str, device: str = "default") -> tuple[Any]:
+        # SDXL's encoders are those of its checkpoint, which has no type of its own.
+        kind = "stable_diffusion" if type == "sdxl" else type
+        return (_load_text_encoders([clip_name1, clip_name2], kind, device),)
+
+
+class UnsupportedModelFile(RuntimeError):
+    """A file of a kind that this program does not run."""
+
+    def __init__(self, kind: str, name: str):
+        super().__init__(f"{kind} files cannot be used yet: {name!r}")
+
+
+class ControlNetLoader:
+    DESCRIPTION = "Loads a ControlNet."
+    DISPLAY_NAME = "Load ControlNet Model"
+    CATEGORY = "model/loaders"
+    RETURN_TYPES = ("CONTROL_NET",)
+    FUNCTION = "load_controlnet"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {
+            "required": {
+                "control_net_name": (folder_paths.get_filename_list("controlnet"), {"tooltip": "File to load."})
+            }
+        }
+
+    def load_controlnet(self, control_net_name: str) -> tuple[Any]:
+        path = folder_paths.get_full_path_or_raise("controlnet", control_net_name)
+        try:
+            from comfy.controlnet import load_controlnet
+        except ModuleNotFoundError:
+            raise UnsupportedModelFile("ControlNet", control_net_name) from None
+        return (load_controlnet(path),)
+
+
 NODES = {
-    "nodes": [CheckpointLoaderSimple, VAELoader],
+    "nodes": [CheckpointLoaderSimple, VAELoader, UNETLoader, CLIPLoader, DualCLIPLoader, ControlNetLoader],
 }

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import scipy.ndimage
 import torch
+
 from comfy_api.latest import io, ui
 
 from .constants import MAX_RESOLUTION
-from .paste import paste
+from .paste import composite
 
 
 def as_batch(mask: torch.Tensor) -> torch.Tensor:
@@ -351,8 +352,12 @@ class ImageCompositeMasked(io.ComfyNode):
         from node_helpers import image_alpha_fix
 
         destination, source = image_alpha_fix(destination, source)
-        result = paste(destination.movedim(-1, 1), source.movedim(-1, 1), x, y, mask, 1, resize_source)
+        destination, source = destination.movedim(-1, 1), source.movedim(-1, 1)
+        result = composite(destination, source, x, y, mask, 1, resize_source)
         return io.NodeOutput(result.movedim(1, -1))
+
+    # The name packs know from before there were schemas.
+    composite = execute
 
 
 class LatentCompositeMasked(io.ComfyNode):
@@ -386,7 +391,7 @@ class LatentCompositeMasked(io.ComfyNode):
         resize_source: bool,
         mask: torch.Tensor | None = None,
     ) -> io.NodeOutput:
-        samples = paste(destination["samples"], source["samples"], x, y, mask, 8, resize_source)
+        samples = composite(destination["samples"], source["samples"], x, y, mask, 8, resize_source)
         return io.NodeOutput({**destination, "samples": samples})
 
 

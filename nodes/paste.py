@@ -7,18 +7,18 @@ import torch
 import comfy.utils
 
 
-def paste(
+def composite(
     destination: torch.Tensor,
     source: torch.Tensor,
     x: int,
     y: int,
     mask: torch.Tensor | None = None,
-    pixels_per_cell: int = 1,
+    multiplier: int = 8,
     resize_source: bool = False,
 ) -> torch.Tensor:
     """A copy of `destination` [B,C,(T,)H,W] with `source` at (x, y), mixed by `mask` ([B,H,W], 1 = source).
 
-    x, y: position in pixels, which may be negative; pixels_per_cell: how many pixels one element stands for.
+    x, y: position in pixels, which may be negative; multiplier: how many pixels one element stands for.
     The source's batch and the mask's are repeated, or cut, to the destination's. The mask is resized to the source.
     Without resize_source the source keeps its size, and what reaches beyond the destination is left out.
     """
@@ -29,8 +29,8 @@ def paste(
     source = comfy.utils.repeat_to_batch_size(source, result.shape[0])
     rows, columns = source.shape[-2:]
     # A position must leave at least a corner of the source in reach.
-    x = min(max(x, -columns * pixels_per_cell), result.shape[-1] * pixels_per_cell) // pixels_per_cell
-    y = min(max(y, -rows * pixels_per_cell), result.shape[-2] * pixels_per_cell) // pixels_per_cell
+    x = min(max(x, -columns * multiplier), result.shape[-1] * multiplier) // multiplier
+    y = min(max(y, -rows * multiplier), result.shape[-2] * multiplier) // multiplier
     if mask is None:
         weight = torch.ones_like(source)
     else:

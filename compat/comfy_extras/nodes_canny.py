@@ -1,0 +1,5 @@
+"""Re-exports; see `nodes`."""
+
+from nodes.edges import Canny
+
+__all__ = ["Canny"]

@@ -1,0 +1,5 @@
+"""Re-exports; see `nodes`."""
+
+from nodes.primitives import ColorToRGBInt
+
+__all__ = ["ColorToRGBInt"]

@@ -1,0 +1,5 @@
+"""Re-exports; see `nodes`."""
+
+from nodes.empty_latents import EmptyHiDreamO1LatentImage
+
+__all__ = ["EmptyHiDreamO1LatentImage"]

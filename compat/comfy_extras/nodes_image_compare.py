@@ -1,0 +1,5 @@
+"""Re-exports; see `nodes`."""
+
+from nodes.image_output import ImageCompare
+
+__all__ = ["ImageCompare"]

@@ -1,0 +1,5 @@
+"""Re-exports; see `nodes`."""
+
+from nodes.calculator import ComfyMathExpression
+
+__all__ = ["ComfyMathExpression"]

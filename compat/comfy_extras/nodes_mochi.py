@@ -1,0 +1,5 @@
+"""Re-exports; see `nodes`."""
+
+from nodes.empty_latents import EmptyMochiLatentVideo
+
+__all__ = ["EmptyMochiLatentVideo"]
