@@ -32,11 +32,14 @@ def _frequencies(half: int, device: torch.device) -> Tensor:
         return exponents.double().exp().float().to(device)
 
 
-def timestep_embedding(timesteps: Tensor, dim: int, factor: float = 1.0) -> Tensor:
-    """Sinusoids [n, dim] = cat(cos, sin) of numbers [n] (floats) in float32; `dim` even. The frequencies are
-    multiplied by `factor`."""
-    frequencies = _frequencies(dim // 2, timesteps.device)
-    angles = timesteps[:, None].float() * (frequencies * factor)[None]
+def timestep_embedding(timesteps: Tensor, dim: int, factor: float = 1.0, scale: float = 1.0) -> Tensor:
+    """Sinusoids [n, dim] = cat(cos, sin) of numbers [n] (floats) in float32; `dim` even.
+
+    Frequencies are multiplied by `factor`, angles by `scale`. In exact arithmetic that is the same and could be done
+    to the timesteps; architectures differ in which they do, and angles near 1000 show the difference.
+    """
+    angles = timesteps[:, None].float() * (_frequencies(dim // 2, timesteps.device) * factor)[None]
+    angles = angles * scale if scale != 1.0 else angles
     return torch.cat([angles.cos(), angles.sin()], dim=-1)
 
 
