@@ -35,9 +35,7 @@ class EPS:
         """Denoised latent from the network's output and the unscaled latent `model_input`."""
         return model_input - model_output * reshape_sigma(sigma, model_output.ndim)
 
-    def noise_scaling(
-        self, sigma: Tensor, noise: Tensor, latent_image: Tensor, max_denoise: bool = False
-    ) -> Tensor:
+    def noise_scaling(self, sigma: Tensor, noise: Tensor, latent_image: Tensor, max_denoise: bool = False) -> Tensor:
         """`latent_image` noised to `sigma`; `max_denoise`: start of a full run, where variance is kept."""
         sigma = reshape_sigma(sigma, noise.ndim)
         scale = torch.sqrt(1.0 + sigma**2) if max_denoise else sigma
@@ -102,9 +100,7 @@ class IMG_TO_IMG(X0):
     def calculate_input(self, sigma: Tensor, noise: Tensor) -> Tensor:
         return noise
 
-    def noise_scaling(
-        self, sigma: Tensor, noise: Tensor, latent_image: Tensor, max_denoise: bool = False
-    ) -> Tensor:
+    def noise_scaling(self, sigma: Tensor, noise: Tensor, latent_image: Tensor, max_denoise: bool = False) -> Tensor:
         return latent_image
 
 
@@ -122,9 +118,7 @@ class CONST:
     def calculate_denoised(self, sigma: Tensor, model_output: Tensor, model_input: Tensor) -> Tensor:
         return model_input - model_output * reshape_sigma(sigma, model_output.ndim)
 
-    def noise_scaling(
-        self, sigma: Tensor, noise: Tensor, latent_image: Tensor, max_denoise: bool = False
-    ) -> Tensor:
+    def noise_scaling(self, sigma: Tensor, noise: Tensor, latent_image: Tensor, max_denoise: bool = False) -> Tensor:
         sigma = reshape_sigma(sigma, noise.ndim)
         if self.noise_scale != 1.0:
             noise = noise * self.noise_scale
@@ -140,9 +134,7 @@ class IMG_TO_IMG_FLOW(CONST):
     def calculate_denoised(self, sigma: Tensor, model_output: Tensor, model_input: Tensor) -> Tensor:
         return model_output
 
-    def noise_scaling(
-        self, sigma: Tensor, noise: Tensor, latent_image: Tensor, max_denoise: bool = False
-    ) -> Tensor:
+    def noise_scaling(self, sigma: Tensor, noise: Tensor, latent_image: Tensor, max_denoise: bool = False) -> Tensor:
         return latent_image
 
     def inverse_noise_scaling(self, sigma: Tensor, latent: Tensor) -> Tensor:

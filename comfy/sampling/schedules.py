@@ -33,9 +33,7 @@ def append_zero(sigmas: Tensor) -> Tensor:
     return torch.cat([sigmas, sigmas.new_zeros([1])])
 
 
-def get_sigmas_karras(
-    n: int, sigma_min: float, sigma_max: float, rho: float = 7.0, device: Any = "cpu"
-) -> Tensor:
+def get_sigmas_karras(n: int, sigma_min: float, sigma_max: float, rho: float = 7.0, device: Any = "cpu") -> Tensor:
     """n values evenly spaced in sigma^(1/rho), then 0."""
     ramp = torch.linspace(0, 1, n, device=device)
     low, high = sigma_min ** (1 / rho), sigma_max ** (1 / rho)
@@ -171,9 +169,7 @@ def calculate_sigmas(model_sampling: Any, scheduler_name: str, steps: int) -> Te
     """
     handler = SCHEDULER_HANDLERS.get(scheduler_name)
     if handler is None:
-        raise UnknownSchedulerError(
-            f"scheduler {scheduler_name!r} is none of {', '.join(SCHEDULER_HANDLERS)}"
-        )
+        raise UnknownSchedulerError(f"scheduler {scheduler_name!r} is none of {', '.join(SCHEDULER_HANDLERS)}")
     if handler.use_ms:
         return handler.handler(model_sampling, steps)
     return handler.handler(

@@ -1,0 +1,1 @@
+"""Names under which packs import solvers."""

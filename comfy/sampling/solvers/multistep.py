@@ -1,0 +1,260 @@
+"""Linear multistep methods on the slope d = (x - D)/s, and the gradient-estimation correction.
+
+Adams-Bashforth methods take the step from s to n as the sum of c_j * d_j over the last slopes; they differ
+in how the coefficients are found. Coefficients are host floats, computed before the step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from comfy.sampling.solvers.common import Callback, ModelFunction, Run, euler_step, to_d
+
+
+@lru_cache(maxsize=32)
+def _gauss_legendre(points: int) -> tuple[np.ndarray, np.ndarray]:
+    return np.polynomial.legendre.leggauss(points)
+
+
+def linear_multistep_coeff(order: int, t: Sequence[float], i: int, j: int) -> float:
+    """Integral from t[i] to t[i+1] of the Lagrange polynomial that is 1 at t[i-j] and 0 at the `order` - 1
+    other points among the last `order`; exact."""
+    if order - 1 > i:
+        raise ValueError(f"order {order} is too high for step {i}: it needs {order} points")
+    nodes, weights = _gauss_legendre(order // 2 + 1)
+    half = (t[i + 1] - t[i]) / 2
+    at = t[i] + half * (nodes + 1)
+    value = np.ones_like(at)
+    for k in range(order):
+        if k != j:
+            value *= (at - t[i - k]) / (t[i - j] - t[i - k])
+    return float((value * weights).sum() * half)
+
+
+def _adams_bashforth(
+    model: ModelFunction,
+    x: Tensor,
+    sigmas: Tensor,
+    extra_args: dict[str, Any] | None,
+    callback: Callback | None,
+    max_order: int,
+    coefficients: Callable[[list[float], int, int], Sequence[float]],
+) -> Tensor:
+    """`coefficients(sigmas, step, order)`: factors of the last slopes, newest first, step width included."""
+    run = Run(model, x, sigmas, extra_args, callback)
+    slopes: list[Tensor] = []
+    for i, s, n in run.steps():
+        denoised = run.denoise(x, s)
+        run.report(i, x, denoised)
+        if n == 0:
+            x = denoised
+            continue
+        slopes.insert(0, to_d(x, s, denoised))
+        del slopes[max_order:]
+        for factor, slope in zip(coefficients(run.sigmas, i, len(slopes)), slopes):
+            x = torch.add(x, slope, alpha=factor)
+    return x
+
+
+@torch.no_grad()
+def sample_lms(
+    model: ModelFunction,
+    x: Tensor,
+    sigmas: Tensor,
+    extra_args: dict[str, Any] | None = None,
+    callback: Callback | None = None,
+    disable: bool | None = None,
+    order: int = 4,
+) -> Tensor:
+    """Adams-Bashforth in sigma with exact coefficients for uneven steps (Katherine Crowson's k-diffusion LMS)."""
+
+    def coefficients(t: list[float], i: int, used: int) -> list[float]:
+        return [linear_multistep_coeff(used, t, i, j) for j in range(used)]
+
+    return _adams_bashforth(model, x, sigmas, extra_args, callback, order, coefficients)
+
+
+_FIXED_ADAMS = {
+    1: (1.0,),
+    2: (3 / 2, -1 / 2),
+    3: (23 / 12, -16 / 12, 5 / 12),
+    4: (55 / 24, -59 / 24, 37 / 24, -9 / 24),
+}
+
+
+@torch.no_grad()
+def sample_ipndm(
+    model: ModelFunction,
+    x: Tensor,
+    sigmas: Tensor,
+    extra_args: dict[str, Any] | None = None,
+    callback: Callback | None = None,
+    disable: bool | None = None,
+    max_order: int = 4,
+) -> Tensor:
+    """Improved PNDM: Adams-Bashforth with the coefficients of even steps (Zhang & Chen 2022, arXiv:2204.13902)."""
+
+    def coefficients(t: list[float], i: int, order: int) -> list[float]:
+        return [c * (t[i + 1] - t[i]) for c in _FIXED_ADAMS[order]]
+
+    return _adams_bashforth(model, x, sigmas, extra_args, callback, min(max_order, 4), coefficients)
+
+
+def _variable_adams(t: list[float], i: int, order: int) -> list[float]:
+    """Adams-Bashforth for uneven steps, by the ratios of step widths."""
+    h = t[i + 1] - t[i]
+    h1 = t[i] - t[i - 1] if order > 1 else 0.0
+    h2 = t[i - 1] - t[i - 2] if order > 2 else 0.0
+    h3 = t[i - 2] - t[i - 3] if order > 3 else 0.0
+    if order == 1:
+        return [h]
+    ratio = h / h1
+    if order == 2:
+        return [h * (2 + ratio) / 2, -h * ratio / 2]
+    third = (1 - h / (3 * (h + h1)) * (h * (h + h1)) / (h1 * (h1 + h2))) / 2
+    if order == 3:
+        return [
+            h * ((2 + ratio) / 2 + third),
+            h * (-ratio / 2 - (1 + h1 / h2) * third),
+            h * third * h1 / h2,
+        ]
+    fourth = (
+        ((1 - h / (3 * (h + h1))) / 2 + (1 - h / (2 * (h + h1))) * h / (6 * (h + h1 + h2)))
+        * (h * (h + h1) * (h + h1 + h2))
+        / (h1 * (h1 + h2) * (h1 + h2 + h3))
+    )
+    steeper = h1 * (h1 + h2) / (h2 * (h2 + h3))
+    return [
+        h * ((2 + ratio) / 2 + third + fourth),
+        h * (-ratio / 2 - (1 + h1 / h2) * third - (1 + h1 / h2 + steeper) * fourth),
+        h * (third * h1 / h2 + (h1 / h2 + steeper * (1 + h2 / h3)) * fourth),
+        h * -fourth * steeper * h1 / h2,
+    ]
+
+
+@torch.no_grad()
+def sample_ipndm_v(
+    model: ModelFunction,
+    x: Tensor,
+    sigmas: Tensor,
+    extra_args: dict[str, Any] | None = None,
+    callback: Callback | None = None,
+    disable: bool | None = None,
+    max_order: int = 4,
+) -> Tensor:
+    """iPNDM for uneven steps (arXiv:2204.13902, variable-step form of Zhou et al. 2023, arXiv:2312.00094)."""
+    return _adams_bashforth(model, x, sigmas, extra_args, callback, min(max_order, 4), _variable_adams)
+
+
+class _VPTime:
+    """The continuous VP process whose sigmas run over [sigma_min, sigma_max]: sigma <-> its time."""
+
+    def __init__(self, sigma_min: float = 0.002, sigma_max: float = 80.0, epsilon: float = 1e-3) -> None:
+        low, high = math.log(sigma_min**2 + 1), math.log(sigma_max**2 + 1)
+        self.beta_d = 2 * (low / epsilon - high) / (epsilon - 1)
+        self.beta_min = high - 0.5 * self.beta_d
+
+    def time(self, sigma: float) -> float:
+        root = math.sqrt(self.beta_min**2 + 2 * self.beta_d * math.log(1 + sigma**2))
+        return (root - self.beta_min) / self.beta_d
+
+    def sigma_slope(self, t: np.ndarray) -> np.ndarray:
+        """d sigma / d time."""
+        log_alpha = -(0.5 * self.beta_d * t**2 + self.beta_min * t)
+        alpha = np.exp(log_alpha)
+        return 0.5 * (self.beta_d * t + self.beta_min) / np.sqrt(alpha * (1 - alpha))
+
+
+DEIS_POINTS = 10000
+
+
+def deis_coefficients(sigmas: Sequence[float], i: int, order: int) -> list[float]:
+    """Factors of the last `order` slopes for step `i`: integrals of the Lagrange basis in VP time.
+
+    Rectangle sums over 10,000 points ("tab"); the sums, not the exact integrals, are the method.
+    """
+    process = _VPTime()
+    times = [process.time(s) for s in sigmas[i - order + 1 : i + 2]]
+    start, end = times[-2], times[-1]
+    past = times[-2::-1]
+    t = np.linspace(start, end, DEIS_POINTS)
+    slope = process.sigma_slope(t)
+    factors = []
+    for j in range(order):
+        basis = np.ones_like(t)
+        for k in range(order):
+            if k != j:
+                basis *= (t - past[k]) / (past[j] - past[k])
+        factors.append(float((slope * basis).sum() * (end - start) / DEIS_POINTS))
+    return factors
+
+
+@torch.no_grad()
+def sample_deis(
+    model: ModelFunction,
+    x: Tensor,
+    sigmas: Tensor,
+    extra_args: dict[str, Any] | None = None,
+    callback: Callback | None = None,
+    disable: bool | None = None,
+    max_order: int = 3,
+    deis_mode: str = "tab",
+) -> Tensor:
+    """DEIS with tabulated Adams-Bashforth coefficients in VP time (Zhang & Chen 2022, arXiv:2204.13902)."""
+    if deis_mode != "tab":
+        raise ValueError(f"deis_mode {deis_mode!r}: only 'tab' exists")
+
+    def coefficients(t: list[float], i: int, order: int) -> list[float]:
+        return [t[i + 1] - t[i]] if order == 1 else deis_coefficients(t, i, order)
+
+    return _adams_bashforth(model, x, sigmas, extra_args, callback, max_order, coefficients)
+
+
+@torch.no_grad()
+def sample_gradient_estimation(
+    model: ModelFunction,
+    x: Tensor,
+    sigmas: Tensor,
+    extra_args: dict[str, Any] | None = None,
+    callback: Callback | None = None,
+    disable: bool | None = None,
+    ge_gamma: float = 2.0,
+    cfg_pp: bool = False,
+) -> Tensor:
+    """Gradient estimation (Permenter & Yuan 2023, arXiv:2306.04848): Euler, corrected by the change of slope."""
+    run = Run(model, x, sigmas, extra_args, callback)
+    uncond = run.keep_uncond() if cfg_pp else None
+    slope_before = None
+    for i, s, n in run.steps():
+        denoised = run.denoise(x, s)
+        run.report(i, x, denoised)
+        if n == 0:
+            x = denoised
+            continue
+        slope = to_d(x, s, uncond() if uncond is not None else denoised)
+        stepped = denoised + slope * n if cfg_pp else euler_step(x, denoised, s, n)
+        if slope_before is not None:
+            stepped = stepped + (slope - slope_before) * ((ge_gamma - 1) * (n - s))
+        x, slope_before = stepped, slope
+    return x
+
+
+@torch.no_grad()
+def sample_gradient_estimation_cfg_pp(
+    model: ModelFunction,
+    x: Tensor,
+    sigmas: Tensor,
+    extra_args: dict[str, Any] | None = None,
+    callback: Callback | None = None,
+    disable: bool | None = None,
+    ge_gamma: float = 2.0,
+) -> Tensor:
+    """Gradient estimation on CFG++: slopes of the negative."""
+    return sample_gradient_estimation(model, x, sigmas, extra_args, callback, disable, ge_gamma=ge_gamma, cfg_pp=True)
