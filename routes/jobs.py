@@ -2,7 +2,94 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from comfy_execution import jobs
+from protocol import to_json
+from routes.answers import Refused, int_query, json_answer, json_body, read_object
+from routes.prompt import is_canonical_uuid
+from routes.queue import interrupt_running
 
 if TYPE_CHECKING:
-    pass
+    from routes import Table
+    from server import PromptServer
+
+
+def choice(request: web.Request, name: str, choices: tuple[str, ...]) -> str:
+    """A query parameter that must be one of `choices`, the first by default. Refused (400) otherwise."""
+    value = request.query.get(name, choices[0]).lower()
+    if value not in choices:
+        raise Refused(f"{name} must be one of {', '.join(choices)}")
+    return value
+
+
+def statuses(request: web.Request) -> list[str] | None:
+    """The states of the query's comma list, None without one. Refused (400) for an unknown state."""
+    text = request.query.get("status", "")
+    if not text.strip():
+        return None
+    wanted = [part.strip().lower() for part in text.split(",") if part.strip()]
+    unknown = [w for w in wanted if w not in jobs.JobStatus.ALL]
+    if unknown:
+        raise Refused(f"unknown status {', '.join(unknown)}; known are {', '.join(jobs.JobStatus.ALL)}")
+    return wanted
+
+
+def cancel(server: PromptServer, prompt_id: str) -> bool:
+    """Interrupt a running prompt, drop a pending one; False for any other id."""
+    return bool(server.prompt_queue.delete_queue_items([prompt_id])) or interrupt_running(server, prompt_id)
+
+
+def add_to(table: Table, server: PromptServer) -> None:
+    """Register this resource's routes."""
+
+    def page(offset: int, limit: int | None, arguments: dict[str, Any]) -> bytes:
+        queue = server.prompt_queue
+        running, pending = queue.get_current_queue()
+        found, total = jobs.list_jobs(running, pending, queue.get_history(), limit=limit, offset=offset, **arguments)
+        pagination = {
+            "offset": offset,
+            "limit": limit,
+            "total": total,
+            "has_more": offset + len(found) < total and bool(found),
+        }
+        return to_json({"jobs": found, "pagination": pagination})
+
+    @table.get("/jobs", plain=False)
+    async def list_jobs(request: web.Request) -> web.Response:
+        limit, offset = int_query(request, "limit"), int_query(request, "offset") or 0
+        if limit is not None and limit <= 0:
+            raise Refused("limit must be above 0")
+        arguments = {
+            "statuses": statuses(request),
+            "workflow_id": request.query.get("workflow_id") or None,
+            "sort_by": choice(request, "sort_by", jobs.SORT_KEYS),
+            "descending": choice(request, "sort_order", ("desc", "asc")) == "desc",
+        }
+        return json_body(await asyncio.to_thread(page, max(0, offset), limit, arguments))
+
+    @table.get("/jobs/{id}", plain=False)
+    async def get_job(request: web.Request) -> web.Response:
+        ident, queue = request.match_info["id"], server.prompt_queue
+        job = jobs.find_job(ident, *queue.get_current_queue(), queue.get_history(ident))
+        if job is None:
+            raise Refused("Job not found", 404)
+        return json_answer(job)
+
+    @table.post("/jobs/{id}/cancel", plain=False)
+    async def cancel_one(request: web.Request) -> web.Response:
+        return json_answer({"cancelled": cancel(server, request.match_info["id"])})
+
+    @table.post("/jobs/cancel", plain=False)
+    async def cancel_many(request: web.Request) -> web.Response:
+        ids = (await read_object(request)).get("job_ids")
+        if not isinstance(ids, list):
+            raise Refused("job_ids must be an array")
+        invalid = [str(i) for i in ids if not is_canonical_uuid(i)]
+        if invalid:
+            raise Refused("job_ids must be UUIDs", invalid_ids=invalid)
+        cancelled = [ident for ident in ids if cancel(server, ident)]
+        return json_answer({"cancelled": bool(cancelled)})

@@ -1,0 +1,55 @@
+"""What the asset routes share: who may use them, and the shape of their errors (http-api.md section 12)."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from assets import AssetError, enabled
+from protocol import InvalidJson, from_json
+from routes.answers import json_answer
+from userdata import UnknownUser
+
+if TYPE_CHECKING:
+    from server import PromptServer
+
+ID = "{id:[0-9A-Fa-f]{8}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{12}}"
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def guarded(handler: Handler) -> Handler:
+    """503 unless assets are switched on; AssetErrors become answers."""
+
+    async def wrapped(request: web.Request) -> web.StreamResponse:
+        try:
+            if not enabled():
+                raise AssetError("SERVICE_DISABLED", "assets are off; start the server with --enable-assets", 503)
+            return await handler(request)
+        except AssetError as error:
+            return json_answer(error.as_dict(), error.status)
+
+    return wrapped
+
+
+def owner_of(server: PromptServer, request: web.Request) -> str:
+    """The user whose assets a request is about; empty without `--multi-user`. Raises AssetError."""
+    if not server.user_manager.multi_user:
+        return ""
+    try:
+        return server.user_manager.get_request_user_id(request)
+    except UnknownUser as error:
+        raise AssetError("FORBIDDEN", str(error), 403) from error
+
+
+async def read_object(request: web.Request) -> dict[str, Any]:
+    """The body as a JSON object. Raises AssetError."""
+    try:
+        body = from_json(await request.read())
+    except InvalidJson as error:
+        raise AssetError("INVALID_JSON", f"the body is not valid JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise AssetError("INVALID_BODY", "the body must be a JSON object")
+    return body
