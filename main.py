@@ -97,11 +97,6 @@ def load_nodes(server) -> None:
         log.critical("the built-in nodes cannot be loaded; the server stops", exc_info=True)
         server.loop.call_soon_threadsafe(server.stop_requested.set_result, EXIT_FAILED)
         return
-    # What start-up made stays for ever: keep the collector from walking it again on the worker.
-    import gc
-
-    gc.collect()
-    gc.freeze()
     server.set_nodes_ready()
     log.info("%d nodes ready after %.1f s", len(nodes.NODE_CLASS_MAPPINGS), time.perf_counter() - STARTED)
 
