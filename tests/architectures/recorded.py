@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import torch
 from torch import nn
 
+from comfy.model_sampling import ModelType, model_sampling
 from tests.networks.golden import DATA, Golden
 
 KEYS = DATA / "keys"
@@ -32,6 +33,17 @@ def run(net: nn.Module, golden: Golden, **kwargs) -> torch.Tensor:
     if refs:
         inputs["ref_latents"] = refs
     return net(x, inputs.pop("timesteps"), inputs.pop("context"), **inputs)
+
+
+def denoise(net: nn.Module, golden: Golden, **kwargs) -> torch.Tensor:
+    """The full call at the recorded sigma: input scaling, network at the sigma's timestep, conversion to the
+    denoised latent."""
+    settings = SimpleNamespace(sampling_settings=golden.config["sampling_settings"])
+    sampling = model_sampling(settings, ModelType[golden.config["model_type"]])
+    x, sigma = golden.inputs["x"], golden.inputs["sigma"]
+    scaled = sampling.calculate_input(sigma, x)
+    out = run(net, golden, x=scaled, timesteps=sampling.timestep(sigma).float(), **kwargs)
+    return sampling.calculate_denoised(sigma, out, x)
 
 
 def key_map(name: str) -> dict[str, torch.Tensor]:

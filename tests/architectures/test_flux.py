@@ -7,7 +7,7 @@ import comfy.models.flux_layers
 from comfy.models import flux
 from comfy.models.flux import Flux, config_from_state_dict
 from comfy.models.references import UnknownReferenceMethod, place_references
-from tests.architectures.recorded import build, build_from_map, key_map, residual, run
+from tests.architectures.recorded import build, build_from_map, denoise, key_map, residual, run
 from tests.networks.golden import EPS_LIMIT, LIMIT, Golden, error
 
 PREFIX = "model.diffusion_model."
@@ -21,7 +21,9 @@ def network(golden: Golden) -> Flux:
 @pytest.mark.parametrize("name", ["flux_dev", "flux_dev_odd", "flux_kontext_ref", "flux_schnell"])
 def test_output_matches_recording(name):
     golden = Golden(name)
-    assert error(run(network(golden), golden), golden.out["raw"]) < LIMIT
+    net = network(golden)
+    assert error(run(net, golden), golden.out["raw"]) < LIMIT
+    assert error(denoise(net, golden), golden.out["denoised"]) < LIMIT
 
 
 def test_fill_matches_recording(monkeypatch):
@@ -35,6 +37,7 @@ def test_fill_matches_recording(monkeypatch):
     frequencies[12] = torch.nextafter(frequencies[12], torch.tensor(1.0))
     monkeypatch.setattr(comfy.models.dit, "_frequencies", lambda half, device: frequencies)
     assert error(run(net, golden), golden.out["raw"]) < 1e-5
+    assert error(denoise(net, golden), golden.out["denoised"]) < 1e-5
 
 
 def test_norm_epsilons():

@@ -4,7 +4,7 @@ import pytest
 
 from comfy.models import flux2
 from comfy.models.flux2 import Flux2, config_from_state_dict
-from tests.architectures.recorded import build, build_from_map, run
+from tests.architectures.recorded import build, build_from_map, denoise, run
 from tests.networks.golden import EPS_LIMIT, LIMIT, Golden, error
 
 PREFIX = "model.diffusion_model."
@@ -18,7 +18,9 @@ def network(golden: Golden) -> Flux2:
 @pytest.mark.parametrize("name", ["flux2", "flux2_ref"])
 def test_output_matches_recording(name):
     golden = Golden(name)
-    assert error(run(network(golden), golden), golden.out["raw"]) < LIMIT
+    net = network(golden)
+    assert error(run(net, golden), golden.out["raw"]) < LIMIT
+    assert error(denoise(net, golden), golden.out["denoised"]) < LIMIT
 
 
 def test_norm_epsilons():

@@ -5,7 +5,7 @@ import torch
 
 from comfy.models import hidream
 from comfy.models.hidream import HiDream, config_from_state_dict
-from tests.architectures.recorded import build, build_from_map, run
+from tests.architectures.recorded import build, build_from_map, denoise, run
 from tests.networks.golden import EPS_LIMIT, LIMIT, Golden, error
 
 PREFIX = "model.diffusion_model."
@@ -26,7 +26,10 @@ def network(golden: Golden) -> HiDream:
 @pytest.mark.parametrize("name, limit", [("hidream", LIMIT), ("eps_hidream", EPS_LIMIT)])
 def test_output_matches_recording(name, limit):
     golden = Golden(name)
-    assert error(run(network(golden), golden), golden.out["raw"]) < limit
+    net = network(golden)
+    assert error(run(net, golden), golden.out["raw"]) < limit
+    if "denoised" in golden.out:
+        assert error(denoise(net, golden), golden.out["denoised"]) < limit
 
 
 def test_config_is_read_from_shapes():

@@ -5,7 +5,7 @@ import torch
 
 from comfy.models import lumina2
 from comfy.models.lumina2 import Lumina2, config_from_state_dict
-from tests.architectures.recorded import build, build_from_map, run
+from tests.architectures.recorded import build, build_from_map, denoise, run
 from tests.networks.golden import EPS_LIMIT, LIMIT, Golden, error
 
 PREFIX = "model.diffusion_model."
@@ -28,7 +28,10 @@ def network(golden: Golden) -> Lumina2:
 )
 def test_output_matches_recording(name, limit):
     golden = Golden(name)
-    assert error(run(network(golden), golden), golden.out["raw"]) < limit
+    net = network(golden)
+    assert error(run(net, golden), golden.out["raw"]) < limit
+    if "denoised" in golden.out:
+        assert error(denoise(net, golden), golden.out["denoised"]) < limit
 
 
 @pytest.mark.parametrize("name", ["lumina2", "z_image"])

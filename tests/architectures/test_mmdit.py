@@ -6,7 +6,7 @@ import torch
 import comfy.ops
 from comfy.models import mmdit
 from comfy.models.mmdit import MMDiT, config_from_state_dict
-from tests.architectures.recorded import build, build_from_map, residual, run
+from tests.architectures.recorded import build, build_from_map, denoise, residual, run
 from tests.networks.golden import EPS_LIMIT, LIMIT, Golden, error
 
 PREFIX = "model.diffusion_model."
@@ -19,7 +19,9 @@ def network(golden: Golden, **kwargs) -> MMDiT:
 @pytest.mark.parametrize("name", ["mmdit_sd3", "mmdit_sd3_odd", "mmdit_sd35_large", "mmdit_sd35_medium"])
 def test_output_matches_recording(name):
     golden = Golden(name)
-    assert error(run(network(golden), golden), golden.out["raw"]) < LIMIT
+    net = network(golden)
+    assert error(run(net, golden), golden.out["raw"]) < LIMIT
+    assert error(denoise(net, golden), golden.out["denoised"]) < LIMIT
 
 
 def test_norm_epsilons():

@@ -5,7 +5,7 @@ import torch
 
 from comfy.models import pixart
 from comfy.models.pixart import PixArt, config_from_state_dict, position_embedding
-from tests.architectures.recorded import build, build_from_map, run
+from tests.architectures.recorded import build, build_from_map, denoise, run
 from tests.networks.golden import EPS_LIMIT, LIMIT, Golden, error
 
 PREFIX = "model.diffusion_model."
@@ -22,7 +22,10 @@ def network(golden: Golden) -> PixArt:
 @pytest.mark.parametrize("name, limit", [("pixart_sigma", LIMIT), ("eps_pixart_sigma", EPS_LIMIT)])
 def test_output_matches_recording(name, limit):
     golden = Golden(name)
-    assert error(run(network(golden), golden), golden.out["raw"]) < limit
+    net = network(golden)
+    assert error(run(net, golden), golden.out["raw"]) < limit
+    if "denoised" in golden.out:
+        assert error(denoise(net, golden), golden.out["denoised"]) < limit
 
 
 def test_config_is_read_from_shapes():
