@@ -11,9 +11,9 @@ from tests.networks.golden import EPS_LIMIT, LIMIT, Golden, error
 PREFIX = "model."
 
 
-def network(golden: Golden) -> AuraFlow:
+def network(golden: Golden, **kwargs) -> AuraFlow:
     heads = golden.config["unet_config"]["n_heads"]
-    return build(golden, config_from_state_dict(golden.weights, PREFIX, n_heads=heads), AuraFlow, PREFIX)
+    return build(golden, config_from_state_dict(golden.weights, PREFIX, n_heads=heads), AuraFlow, PREFIX, **kwargs)
 
 
 @pytest.mark.parametrize("name, limit", [("auraflow", LIMIT), ("eps_auraflow", EPS_LIMIT)])

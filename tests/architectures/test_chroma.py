@@ -11,9 +11,9 @@ from tests.networks.golden import EPS_LIMIT, LIMIT, Golden, error
 PREFIX = "model.diffusion_model."
 
 
-def network(golden: Golden) -> Chroma:
+def network(golden: Golden, **kwargs) -> Chroma:
     axes = tuple(golden.config["unet_config"]["axes_dim"])
-    return build(golden, config_from_state_dict(golden.weights, PREFIX, axes_dim=axes), Chroma, PREFIX)
+    return build(golden, config_from_state_dict(golden.weights, PREFIX, axes_dim=axes), Chroma, PREFIX, **kwargs)
 
 
 @pytest.mark.parametrize("name, limit", [("chroma", LIMIT), ("eps_chroma", EPS_LIMIT)])

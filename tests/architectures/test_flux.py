@@ -13,9 +13,9 @@ from tests.networks.golden import EPS_LIMIT, LIMIT, Golden, error
 PREFIX = "model.diffusion_model."
 
 
-def network(golden: Golden) -> Flux:
+def network(golden: Golden, **kwargs) -> Flux:
     axes = tuple(golden.config["unet_config"]["axes_dim"])
-    return build(golden, config_from_state_dict(golden.weights, PREFIX, axes_dim=axes), Flux, PREFIX)
+    return build(golden, config_from_state_dict(golden.weights, PREFIX, axes_dim=axes), Flux, PREFIX, **kwargs)
 
 
 @pytest.mark.parametrize("name", ["flux_dev", "flux_dev_odd", "flux_kontext_ref", "flux_schnell"])

@@ -10,9 +10,9 @@ from tests.networks.golden import EPS_LIMIT, LIMIT, Golden, error
 PREFIX = "model.diffusion_model."
 
 
-def network(golden: Golden) -> Flux2:
+def network(golden: Golden, **kwargs) -> Flux2:
     axes = tuple(golden.config["unet_config"]["axes_dim"])
-    return build(golden, config_from_state_dict(golden.weights, PREFIX, axes_dim=axes), Flux2, PREFIX)
+    return build(golden, config_from_state_dict(golden.weights, PREFIX, axes_dim=axes), Flux2, PREFIX, **kwargs)
 
 
 @pytest.mark.parametrize("name", ["flux2", "flux2_ref"])

@@ -11,7 +11,7 @@ from tests.networks.golden import EPS_LIMIT, LIMIT, Golden, error
 PREFIX = "model.diffusion_model."
 
 
-def network(golden: Golden) -> HiDream:
+def network(golden: Golden, **kwargs) -> HiDream:
     recorded = golden.config["unet_config"]
     config = config_from_state_dict(
         golden.weights,
@@ -20,7 +20,7 @@ def network(golden: Golden) -> HiDream:
         axes_dims_rope=tuple(recorded["axes_dims_rope"]),
         llama_layers=tuple(recorded["llama_layers"]),
     )
-    return build(golden, config, HiDream, PREFIX)
+    return build(golden, config, HiDream, PREFIX, **kwargs)
 
 
 @pytest.mark.parametrize("name, limit", [("hidream", LIMIT), ("eps_hidream", EPS_LIMIT)])

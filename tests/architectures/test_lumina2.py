@@ -11,9 +11,9 @@ from tests.networks.golden import EPS_LIMIT, LIMIT, Golden, error
 PREFIX = "model.diffusion_model."
 
 
-def network(golden: Golden) -> Lumina2:
+def network(golden: Golden, **kwargs) -> Lumina2:
     axes = tuple(golden.config["unet_config"]["axes_dims"])
-    return build(golden, config_from_state_dict(golden.weights, PREFIX, axes_dims=axes), Lumina2, PREFIX)
+    return build(golden, config_from_state_dict(golden.weights, PREFIX, axes_dims=axes), Lumina2, PREFIX, **kwargs)
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,12 @@ from tests.networks.golden import EPS_LIMIT, LIMIT, Golden, error
 PREFIX = "model.diffusion_model."
 
 
-def network(golden: Golden) -> PixArt:
+def network(golden: Golden, **kwargs) -> PixArt:
     recorded = golden.config["unet_config"]
     config = config_from_state_dict(
         golden.weights, PREFIX, num_heads=recorded["num_heads"], pe_interpolation=recorded["pe_interpolation"]
     )
-    return build(golden, config, PixArt, PREFIX)
+    return build(golden, config, PixArt, PREFIX, **kwargs)
 
 
 @pytest.mark.parametrize("name, limit", [("pixart_sigma", LIMIT), ("eps_pixart_sigma", EPS_LIMIT)])

@@ -11,9 +11,11 @@ from tests.networks.golden import EPS_LIMIT, LIMIT, Golden, error
 PREFIX = "model.diffusion_model."
 
 
-def network(golden: Golden) -> QwenImage:
+def network(golden: Golden, **kwargs) -> QwenImage:
     axes = tuple(golden.config["unet_config"]["axes_dims_rope"])
-    return build(golden, config_from_state_dict(golden.weights, PREFIX, axes_dims_rope=axes), QwenImage, PREFIX)
+    return build(
+        golden, config_from_state_dict(golden.weights, PREFIX, axes_dims_rope=axes), QwenImage, PREFIX, **kwargs
+    )
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from tests.networks.golden import EPS_LIMIT, LIMIT, Golden, error
 NAMES = ["t5xxl", "umt5", "t5_old"]
 
 
-def network(golden: Golden) -> T5Encoder:
-    return build(golden, config_from_state_dict(golden.weights), T5Encoder)
+def network(golden: Golden, **kwargs) -> T5Encoder:
+    return build(golden, config_from_state_dict(golden.weights), T5Encoder, **kwargs)
 
 
 def encode(net: T5Encoder, tokens: torch.Tensor, masking: str, end: int = 1) -> torch.Tensor:

@@ -1,0 +1,47 @@
+"""Every transformer with weights and arithmetic of less than float32."""
+
+import importlib
+
+import pytest
+import torch
+
+import comfy.ops
+from tests.architectures.recorded import run
+from tests.networks.golden import LIMIT, Golden, error
+
+FAMILIES = {
+    "mmdit": "mmdit_sd35_medium",
+    "flux": "flux_kontext_ref",
+    "flux2": "flux2_ref",
+    "chroma": "chroma",
+    "auraflow": "auraflow",
+    "pixart": "pixart_sigma",
+    "lumina2": "z_image",
+    "qwen_image": "qwen_image_edit",
+    "hidream": "hidream",
+}
+
+
+def network(family: str, golden: Golden, **kwargs) -> torch.nn.Module:
+    return importlib.import_module(f"tests.architectures.test_{family}").network(golden, **kwargs)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_weights_may_rest_in_half_precision(family):
+    """The recorded weights are float16 numbers: casting them on each call loses nothing."""
+    golden = Golden(FAMILIES[family])
+    golden.weights = {k: v.half() for k, v in golden.weights.items()}
+    net = network(family, golden, operations=comfy.ops.manual_cast)
+    assert {p.dtype for p in net.parameters()} == {torch.float16}
+    assert error(run(net, golden), golden.out["raw"]) < LIMIT
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_arithmetic_may_be_bfloat16(family):
+    golden = Golden(FAMILIES[family])
+    net = network(family, golden).to(torch.bfloat16)
+    keep = {"sigma", "timesteps", "guidance"}
+    golden.inputs = {k: v if k in keep or not v.is_floating_point() else v.bfloat16() for k, v in golden.inputs.items()}
+    out = run(net, golden)
+    assert out.dtype == torch.bfloat16
+    assert error(out, golden.out["raw"]) < 0.3
