@@ -14,12 +14,13 @@ from typing import Any
 
 from aiohttp import web
 
+import logs
 from comfy.cli_args import args
 from gateway.features import Features, max_body_size
 from gateway.frontend import FrontEnd
 from gateway.headers import ResponseHeaders
 from gateway.hub import Hub
-from gateway.logs import LogFeed, log_buffer
+from gateway.log_feed import LogFeed
 from gateway.node_replacements import NodeReplaceManager
 from gateway.origin import OriginCheck
 from gateway.pack_routes import PackRoutes
@@ -58,7 +59,7 @@ class PromptServer:
         self.front_end = FrontEnd(args)
         self.web_root = self.front_end.root
         self.hub = Hub(loop, self._greeting, self.features)
-        self.log_feed = LogFeed(log_buffer, self.send_sync)
+        self.log_feed = LogFeed(logs.buffer, self.send_sync)
         self.hub.on_leave.append(self.log_feed.unsubscribe)
         self.nodes_ready = NodesReady(loop, self._on_nodes_ready)
 

@@ -47,10 +47,13 @@ def parse_preview(text: str) -> tuple[str, int]:
     return image_format, max(1, min(100, int(quality))) if quality.isdecimal() else DEFAULT_QUALITY
 
 
-def preview(source: Any, parameter: str, channel: str) -> tuple[bytes, str]:
-    """(file bytes, MIME type) of an image file or stream re-encoded for display. Raises NotAnImage."""
+def preview(source: Any, parameter: str, channel: str | None = None) -> tuple[bytes, str]:
+    """(file bytes, MIME type) of an image file or stream re-encoded for display. Raises NotAnImage.
+
+    channel: `rgb` drops alpha; any other that has an `a` keeps it, so jpeg becomes webp; None leaves it to the format.
+    """
     image_format, quality = parse_preview(parameter)
-    if "a" in channel:
+    if channel is not None and "a" in channel:
         image_format = "webp"  # jpeg has no alpha
     with opened(source) as image:
         if image_format == "jpeg" or channel == "rgb":
@@ -112,4 +115,4 @@ def with_mask(original: str, mask: Any) -> bytes:
 
 def cover(source: str | bytes) -> bytes:
     """An image file, given by path or content, as WebP: the preview of a model. Raises NotAnImage."""
-    return preview(io.BytesIO(source) if isinstance(source, bytes) else source, "webp", "rgba")[0]
+    return preview(io.BytesIO(source) if isinstance(source, bytes) else source, "webp")[0]

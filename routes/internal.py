@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 import folder_paths
-from gateway.logs import terminal_size
+from gateway.log_feed import terminal_size
 from routes.answers import Refused, empty, json_answer, read_object
 
 if TYPE_CHECKING:

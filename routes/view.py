@@ -52,10 +52,10 @@ def add_to(table: Table, server: PromptServer) -> None:
                 return empty(status)
             name = os.path.basename(path)
         if "preview" in query or query.get("channel") in ("rgb", "a"):
-            return await converted(path, name, query.get("preview"), query.get("channel", "rgba"))
+            return await converted(path, name, query.get("preview"), query.get("channel"))
         return user_file_response(path, name, request.headers.get("Sec-Fetch-Dest", ""), mime)
 
-    async def converted(path: str, name: str, preview: str | None, channel: str) -> web.StreamResponse:
+    async def converted(path: str, name: str, preview: str | None, channel: str | None) -> web.StreamResponse:
         from gateway import images
 
         try:
