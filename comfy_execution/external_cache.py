@@ -47,10 +47,10 @@ class CacheProvider(ABC):
         """Whether to look for (value None) or keep this result."""
         return True
 
-    def on_prompt_start(self, prompt_id: str) -> None:
+    def on_prompt_start(self, prompt_id: str) -> None:  # noqa: B027
         """A prompt starts."""
 
-    def on_prompt_end(self, prompt_id: str) -> None:
+    def on_prompt_end(self, prompt_id: str) -> None:  # noqa: B027
         """A prompt has ended."""
 
 

@@ -24,7 +24,8 @@ class InputSpec:
     """The declared inputs of a node.
 
     `dynamic` maps the dotted name of an inner input to the path at which the node receives it
-    (`"items.item0"` -> `("items", "item0")`); `dynamic_roots` names the inputs that always arrive as a dict.
+    (`"items.item0"` -> `("items", "item0")`), `dynamic_roots` names the inputs that have inner ones, and `empty` are
+    the paths at which there is an empty dict when nothing was sent.
     """
 
     required: Mapping[str, Any]
@@ -32,6 +33,7 @@ class InputSpec:
     hidden: Mapping[str, Any]
     dynamic: dict[str, tuple[str, ...]] = field(default_factory=dict)
     dynamic_roots: tuple[str, ...] = ()
+    empty: tuple[tuple[str, ...], ...] = ()
 
     def __post_init__(self) -> None:
         self._found: dict[str, DeclaredInput | None] = {}
@@ -89,6 +91,7 @@ class NodeFacts:
         self.class_type = class_type
         self.cls = cls
         self.is_v3 = hasattr(cls, "RESOLVE_INPUTS")
+        self._schema = cls.GET_SCHEMA() if self.is_v3 else None
         get = lambda name, default=None: getattr(cls, name, default)  # noqa: E731
         self.is_output = get("OUTPUT_NODE", False) is True
         self.input_is_list = bool(get("INPUT_IS_LIST", False))
@@ -106,7 +109,8 @@ class NodeFacts:
         if self._inputs is not None:
             return self._inputs
         if self.is_v3:
-            spec, depends_on_sent = self.cls.RESOLVE_INPUTS(sent)
+            *parts, depends_on_sent = self.cls.RESOLVE_INPUTS(sent, self._schema)
+            spec = InputSpec(*parts)
         else:
             types = self.cls.INPUT_TYPES()
             spec = InputSpec(types.get("required", {}), types.get("optional", {}), types.get("hidden", {}))
@@ -180,7 +184,11 @@ def nested(spec: InputSpec, values: Mapping[str, Any], *, with_names: bool = Fal
     """
     if not spec.dynamic and not spec.dynamic_roots:
         return dict(values)
-    result: dict[str, Any] = {root: {} for root in spec.dynamic_roots}
+    result: dict[str, Any] = {}
+    for path in spec.empty:
+        target = result
+        for step in path:
+            target = target.setdefault(step, {})
     for name, value in values.items():
         path = spec.dynamic.get(name)
         if path is None:

@@ -87,7 +87,12 @@ class GraphBuilder:
         if state is None:
             state = _PrefixState("", 0, 0)
             _prefix_state.set(state)
-        prefix = f"{state.root if root is None else root}.{state.call_index if call_index is None else call_index}.{state.graph_index if graph_index is None else graph_index}."
+        parts = (
+            state.root if root is None else root,
+            state.call_index if call_index is None else call_index,
+            state.graph_index if graph_index is None else graph_index,
+        )
+        prefix = "".join(f"{part}." for part in parts)
         if graph_index is None:
             state.graph_index += 1
         return prefix

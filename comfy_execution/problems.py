@@ -1,4 +1,4 @@
-"""The errors a refused prompt is answered with: their types, fixed messages and fields (spec http-api.md, POST /prompt)."""
+"""The errors a refused prompt is answered with: types, fixed messages, fields (spec http-api.md, POST /prompt)."""
 
 from __future__ import annotations
 
