@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import pickle
+import re
 import struct
 import zipfile
 from typing import Any
@@ -55,6 +56,8 @@ class UnsafeWeightsError(WeightsFileError):
     """The file is a pickle that would run code."""
 
 
+# A node runs in inference mode, but weights outlive it: only ordinary tensors can be parameters and be patched.
+@torch.inference_mode(False)
 def load_torch_file(
     ckpt: str | os.PathLike,
     safe_load: bool = False,
@@ -96,7 +99,7 @@ def load_pickle(path: str, device: torch.device | str = "cpu") -> Any:
             raise
         if _starts_with(path, b"PK"):
             raise TruncatedWeightsError(path, _size(path), _TRUNCATED) from e
-        raise NotWeightsError(path, _size(path), f"it is no torch file ({e})") from e
+        raise NotWeightsError(path, _size(path), "it is neither a safetensors nor a torch file") from e
 
 
 def save_torch_file(sd: dict[str, torch.Tensor], ckpt: str, metadata: dict[str, str] | None = None) -> None:
@@ -213,8 +216,8 @@ def _pickle_cause(error: pickle.UnpicklingError) -> str:
     text = str(error)
     if "Unsupported" not in text and "unsupported" not in text:
         return f"its pickle is damaged ({text.splitlines()[0]})"
-    name = next((part for part in text.replace("`", " ").split() if "." in part and "/" not in part), "")
-    wanted = f" (it asks for {name.strip('.,')})" if name else ""
+    name = re.search(r"GLOBAL (\S+)", text)
+    wanted = f" (it asks for {name.group(1)})" if name else ""
     return (
         f"it is a pickle that would run code{wanted}; it was refused. Convert it to safetensors if you trust its source"
     )

@@ -93,14 +93,16 @@ class SDTokenizer:
 
         for segment, weight in parse_prompt(text):
             start = 0
-            # Without a folder for embeddings the notation is text like any other.
-            for match in _EMBEDDING.finditer(segment) if self.embedding_directory is not None else ():
+            for match in _EMBEDDING.finditer(segment):
                 if before := segment[start : match.start()].strip():
                     add(self.encode(before), weight)
-                vectors, used = self._embedding(match.group(1))
-                if vectors is not None:
-                    add(vectors.reshape(-1, vectors.shape[-1]).unbind(0), weight)
-                start = match.start(1) + used
+                start = match.start()
+                # Without a folder for embeddings the notation only separates, and is text like any other.
+                if self.embedding_directory is not None:
+                    vectors, used = self._embedding(match.group(1))
+                    if vectors is not None:
+                        add(vectors.reshape(-1, vectors.shape[-1]).unbind(0), weight)
+                    start = match.start(1) + used
             rest = segment[start:]
             if rest.strip() or start == 0:
                 add(self.encode(rest), weight)

@@ -20,7 +20,7 @@ class Golden:
     def __init__(self, name: str):
         with safe_open(DATA / f"{name}.io.safetensors", "pt") as f:
             self.config = json.loads(f.metadata()["config"])
-            tensors = {key: f.get_tensor(key) for key in f.keys()}
+            tensors = {key: f.get_tensor(key) for key in f.keys()}  # noqa: SIM118
         self.out = {k.removeprefix("out."): v for k, v in tensors.items() if k.startswith("out.")}
         self.inputs = {k.removeprefix("in."): v for k, v in tensors.items() if k.startswith("in.")}
         if "inputs" in self.config:

@@ -55,7 +55,7 @@ def test_config_is_read_from_shapes(name):
 def test_missing_tensor_is_named():
     golden = Golden("vae_kl4")
     del golden.weights[PREFIX + "decoder.conv_in.weight"]
-    with pytest.raises(KeyError, match="decoder.conv_in.weight"):
+    with pytest.raises(KeyError, match=r"decoder\.conv_in\.weight"):
         config_from_state_dict(golden.weights, PREFIX)
 
 

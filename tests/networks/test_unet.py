@@ -74,9 +74,7 @@ def test_config_is_read_from_shapes(name):
 
 
 def test_config_from_dict_ignores_foreign_keys():
-    config = UNetConfig.from_dict(
-        {"channel_mult": [1, 2], "image_size": 32, "attn_precision": "torch.float32"}
-    )
+    config = UNetConfig.from_dict({"channel_mult": [1, 2], "image_size": 32, "attn_precision": "torch.float32"})
     assert config.channel_mult == (1, 2)
     assert config.attn_precision == torch.float32
 
