@@ -38,11 +38,15 @@ def file_digest(path: str) -> str:
 
 def check_input_file(name: Any) -> bool | str:
     """True when a file name, possibly annotated with its folder, can be read; else the reason."""
+    return True if is_readable_file(name) else f"Invalid image file: {name}"
+
+
+def is_readable_file(name: Any) -> bool:
+    """Whether a name from a client is that of a file (no folder) inside one of the server's folders."""
     try:
-        exists = isinstance(name, str) and folder_paths.exists_annotated_filepath(name)
+        return isinstance(name, str) and os.path.isfile(folder_paths.get_annotated_filepath(name))
     except (ValueError, OSError):
-        exists = False
-    return True if exists else f"Invalid image file: {name}"
+        return False
 
 
 class SaveImage:

@@ -9,7 +9,7 @@ import torch
 
 import folder_paths
 
-from .image_files import file_digest
+from .image_files import file_digest, is_readable_file
 from .image_save import OutputFiles, metadata_texts
 
 # Files without this key hold latents scaled the old way, for Stable Diffusion 1.
@@ -99,11 +99,7 @@ class LoadLatent:
 
     @classmethod
     def VALIDATE_INPUTS(cls, latent: str) -> bool | str:
-        try:
-            exists = folder_paths.exists_annotated_filepath(latent)
-        except (ValueError, OSError):
-            exists = False
-        return True if exists else f"Invalid latent file: {latent}"
+        return True if is_readable_file(latent) else f"Invalid latent file: {latent}"
 
 
 def _list_latent_files() -> list[str]:

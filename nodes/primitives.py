@@ -16,7 +16,7 @@ class PrimitiveString(io.ComfyNode):
             node_id="PrimitiveString",
             display_name="Text",
             category="utilities/primitive",
-            description="A text.",
+            description="A text, to be used in several places.",
             inputs=[io.String.Input("value", tooltip="The text.")],
             outputs=[io.String.Output()],
         )
@@ -51,7 +51,7 @@ class PrimitiveInt(io.ComfyNode):
             node_id="PrimitiveInt",
             display_name="Int",
             category="utilities/primitive",
-            description="A whole number.",
+            description="A whole number, to be used in several places.",
             inputs=[
                 io.Int.Input(
                     "value",
@@ -76,7 +76,7 @@ class PrimitiveFloat(io.ComfyNode):
             node_id="PrimitiveFloat",
             display_name="Float",
             category="utilities/primitive",
-            description="A number.",
+            description="A number, to be used in several places.",
             inputs=[
                 io.Float.Input(
                     "value", tooltip="The number.", min=-9223372036854775807, max=9223372036854775807, step=0.1
@@ -97,7 +97,7 @@ class PrimitiveBoolean(io.ComfyNode):
             node_id="PrimitiveBoolean",
             display_name="Boolean",
             category="utilities/primitive",
-            description="Yes or no.",
+            description="Yes or no, to be used in several places.",
             inputs=[io.Boolean.Input("value", tooltip="The value.")],
             outputs=[io.Boolean.Output()],
         )

@@ -1,3 +1,5 @@
+# ruff: noqa
+# The loader and comparer that came with the recordings, unchanged but for the names of the files.
 """Loader and comparer for the node goldens (see README.md). Needs torch and safetensors only.
 
     g = Goldens(folder)

@@ -36,6 +36,11 @@ class GraphRunner:
             self.done[node_id] = self._run(node_id)
         return self.done[node_id][index]
 
+    def run_for_ui(self, node_id: str) -> list:
+        """Run a node that has no outputs to ask for."""
+        self._run(node_id)
+        return []
+
     def _run(self, node_id: str) -> list:
         node = self.prompt[node_id]
         cls = nodes.NODE_CLASS_MAPPINGS[node["class_type"]]
@@ -47,7 +52,7 @@ class GraphRunner:
                 values[name] = self.slot(value)
             else:
                 values[name] = [value["__value__"] if isinstance(value, dict) and "__value__" in value else value]
-        hidden = {"PROMPT": self.full_prompt(), "EXTRA_PNGINFO": {"workflow": self.workflow}, "UNIQUE_ID": node_id}
+        hidden = {"PROMPT": self.prompt, "EXTRA_PNGINFO": {"workflow": self.workflow}, "UNIQUE_ID": node_id}
         v3 = hasattr(cls, "GET_SCHEMA")
         for name, kind in declared.get("hidden", {}).items():
             kind = kind[0] if isinstance(kind, (tuple, list)) else kind
@@ -58,10 +63,6 @@ class GraphRunner:
         except Exception as error:
             raise NodeFailed(error) from error
         return self._collect(cls, node_id, results)
-
-    def full_prompt(self) -> dict:
-        """The prompt as a client would send it, sources included."""
-        return self.prompt
 
     @staticmethod
     def _calls(cls: type, values: dict[str, list]) -> list[dict]:
@@ -75,7 +76,7 @@ class GraphRunner:
         if v3:
             kwargs = nest(kwargs, cls)
             # What the engine does for each call: a locked copy of the class that knows the hidden values.
-            clone = cls.PREPARE_CLASS_CLONE({"hidden_inputs": _hidden_members(cls, hidden)})
+            clone = cls.PREPARE_CLASS_CLONE(_hidden_members(cls, hidden))
             result = clone.execute(**kwargs)
         else:
             result = getattr(cls(), cls.FUNCTION)(**kwargs)
@@ -103,9 +104,8 @@ class GraphRunner:
 
 
 def _hidden_members(cls: type, hidden: dict) -> dict:
-    from comfy_api.latest import io
-
-    return {member: hidden.get(member.value) for member in io.Hidden}
+    """Hidden inputs the schema asks for, by the names under which the class sees them."""
+    return {member.name: hidden.get(member.value) for member in cls.GET_SCHEMA().hidden}
 
 
 def nest(kwargs: dict, cls: type) -> dict:

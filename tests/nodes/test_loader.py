@@ -171,17 +171,17 @@ def test_names_that_are_skipped(packs):
 def test_disabled_and_whitelisted_packs(packs, monkeypatch):
     for name in ("wanted", "unwanted"):
         write(packs, f"{name}/__init__.py", node("N") + f"NODE_CLASS_MAPPINGS = {{'Loader_{name}': N}}")
-        write(packs, f"{name}/prestartup_script.py", f"import os; os.environ['PRE_{name}'] = 'ran'")
+        write(packs, f"{name}/prestartup_script.py", f"import os; os.environ['PRE_{name.upper()}'] = 'ran'")
     monkeypatch.setattr(args, "disable_all_custom_nodes", True)
     monkeypatch.setattr(args, "whitelist_custom_nodes", ["wanted"])
-    monkeypatch.delenv("PRE_wanted", raising=False)
+    monkeypatch.delenv("PRE_WANTED", raising=False)
     try:
         custom_packs.run_prestartup_scripts()
         load()
         assert [r.name for r in loader.PACKS.values()] == ["wanted"]
-        assert os.environ.get("PRE_wanted") == "ran" and "PRE_unwanted" not in os.environ
+        assert os.environ.get("PRE_WANTED") == "ran" and "PRE_UNWANTED" not in os.environ
     finally:
-        os.environ.pop("PRE_wanted", None)
+        os.environ.pop("PRE_WANTED", None)
 
 
 @pytest.mark.parametrize("last_line", ["raise ValueError('x')", "import sys; sys.exit(1)"])

@@ -1,0 +1,138 @@
+"""What `/object_info` says about each built-in node, against the reference's (tests/data/nodes/interface.json)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import orjson
+import pytest
+
+import nodes
+from nodes import registry
+
+DATA = json.loads((Path(__file__).parents[1] / "data/nodes/interface.json").read_text(encoding="utf-8"))
+REFERENCE, FILE_LISTS = DATA["nodes"], DATA["file_lists"]
+V1_ALWAYS = {
+    "input", "input_order", "is_input_list", "output", "output_is_list", "output_name", "name", "display_name",
+    "description", "python_module", "category", "output_node", "has_intermediate_output", "search_aliases",
+}  # fmt: skip
+V1_SOMETIMES = {"output_tooltips", "deprecated", "experimental", "dev_only", "api_node", "essentials_category"}
+V3_KEYS = V1_ALWAYS | V1_SOMETIMES | {"output_matchtypes", "price_badge"}
+# Left out of the reference's entry when they have their default.
+DEFAULTS = {
+    "output_node": False, "is_input_list": False, "has_intermediate_output": False, "deprecated": False,
+    "experimental": False, "essentials_category": None, "output_matchtypes": None,
+}  # fmt: skip
+
+
+def entry(name: str) -> dict:
+    """As a client receives it."""
+    return json.loads(orjson.dumps(nodes.node_info(name)))
+
+
+def without_prose(value):
+    if isinstance(value, dict):
+        return {key: without_prose(item) for key, item in value.items() if key != "tooltip"}
+    if isinstance(value, list):
+        return [without_prose(item) for item in value]
+    return value
+
+
+def comparable(name: str, inputs: dict, expected: dict) -> dict:
+    """Our inputs in the form of the recording: no prose, no empty options, choices from folders emptied."""
+    result: dict = {}
+    for section, specs in without_prose(inputs).items():
+        result[section] = {}
+        for key, spec in specs.items():
+            if isinstance(spec, list) and len(spec) == 2 and spec[1] == {}:
+                spec = spec[:1]
+            if f"{name}::{key}" in FILE_LISTS and isinstance(spec[0], list):
+                fixed = FILE_LISTS[f"{name}::{key}"].get("fixed_members", [])
+                assert set(fixed) <= set(spec[0])
+                spec[0] = expected[section][key][0]
+            result[section][key] = spec
+    return result
+
+
+@pytest.mark.parametrize("name", sorted(registry.BUILT_IN_NAMES))
+def test_inputs_are_the_references(name):
+    expected = REFERENCE[name]["input"]
+    got = comparable(name, entry(name)["input"], expected)
+    assert got == expected
+    assert {section: list(specs) for section, specs in got.items()} == {
+        section: list(specs) for section, specs in expected.items()
+    }
+
+
+@pytest.mark.parametrize("name", sorted(registry.BUILT_IN_NAMES))
+def test_outputs_and_flags_are_the_references(name):
+    got, expected = entry(name), REFERENCE[name]
+    for key in ("display_name", "category", "output", "output_name"):
+        assert got[key] == expected[key], key
+    assert got["python_module"] == expected["module"]
+    assert got["name"] == name
+    assert got["output_is_list"] == expected.get("output_is_list", [False] * len(expected["output"]))
+    for key, default in DEFAULTS.items():
+        assert got.get(key, default) == expected.get(key, default), key
+    assert got["input_order"] == {section: list(specs) for section, specs in got["input"].items()}
+
+
+@pytest.mark.parametrize("name", sorted(registry.BUILT_IN_NAMES))
+def test_the_keys_of_an_entry(name):
+    keys = set(entry(name))
+    if REFERENCE[name]["style"] == "V3":
+        assert keys == V3_KEYS
+    else:
+        assert keys >= V1_ALWAYS and keys <= V1_ALWAYS | V1_SOMETIMES
+
+
+@pytest.mark.parametrize("name", sorted(registry.BUILT_IN_NAMES))
+def test_every_node_describes_itself(name):
+    info = entry(name)
+    assert len(info["description"]) > 10
+    tooltips = info.get("output_tooltips")
+    assert not tooltips or len(tooltips) == len(info["output"])
+
+
+def test_unknown_class():
+    with pytest.raises(KeyError):
+        nodes.node_info("NoSuchNode")
+
+
+def test_every_family_is_there():
+    """A family that cannot be imported is only logged at start, which must not go unnoticed here."""
+    missing = set(REFERENCE) - set(nodes.NODE_CLASS_MAPPINGS)
+    assert not missing
+
+
+def test_core_classes_are_attributes_of_the_package():
+    core = [name for name in REFERENCE if REFERENCE[name]["module"] == "nodes"]
+    assert len(core) > 40
+    for name in core:
+        assert getattr(nodes, name) is nodes.NODE_CLASS_MAPPINGS[name]
+    assert nodes.MAX_RESOLUTION == 16384 and callable(nodes.common_ksampler)
+
+
+def test_v1_defaults():
+    class Bare:
+        RETURN_TYPES = ("INT", "*")
+        FUNCTION = "run"
+        OUTPUT_NODE = 1
+
+        @classmethod
+        def INPUT_TYPES(cls):
+            return {"required": {"a": ("INT",)}, "hidden": {"id": "UNIQUE_ID"}}
+
+    registry.NODE_CLASS_MAPPINGS["InterfaceBare"] = Bare
+    try:
+        assert entry("InterfaceBare") == {
+            "input": {"required": {"a": ["INT"]}, "hidden": {"id": "UNIQUE_ID"}},
+            "input_order": {"required": ["a"], "hidden": ["id"]},
+            "is_input_list": False, "output": ["INT", "*"], "output_is_list": [False, False],
+            "output_name": ["INT", "*"], "name": "InterfaceBare", "display_name": "InterfaceBare",
+            "description": "", "python_module": "nodes", "category": "sd", "output_node": False,
+            "has_intermediate_output": False, "search_aliases": [],
+        }  # fmt: skip
+    finally:
+        del registry.NODE_CLASS_MAPPINGS["InterfaceBare"]
