@@ -19,6 +19,7 @@ import comfy.ops
 from comfy.models.attention import optimized_attention
 from comfy.models.dit import (
     BlockHooks,
+    FromDict,
     TimestepEmbedder,
     count_blocks,
     modulate,
@@ -34,7 +35,7 @@ TIME_FACTOR = 1000.0
 
 
 @dataclasses.dataclass(frozen=True)
-class AuraFlowConfig:
+class AuraFlowConfig(FromDict):
     """Shape of the transformer. max_seq: entries of the (square) table of positions; n_layers: all blocks, of which
     the first n_double_layers have two streams."""
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import comfy.ops
 from comfy.models.dit import (
+    FromDict,
     count_blocks,
     modulate,
     pad_to_patch_size,
@@ -43,7 +44,7 @@ MODULATION_COUNT = 344
 
 
 @dataclasses.dataclass(frozen=True)
-class ChromaConfig:
+class ChromaConfig(FromDict):
     """Shape of the transformer. in_channels: of the latent, before patches are formed. in_dim: width of the
     approximator's input, hidden_dim and n_layers: of the approximator itself."""
 

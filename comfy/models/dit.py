@@ -10,10 +10,11 @@ tensors by name and `extra["original_block"]` runs the block itself on such a di
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +22,19 @@ from torch import Tensor, nn
 
 FREQUENCY_WIDTH = 256
 MAX_PERIOD = 10000.0
+
+
+Config = TypeVar("Config")
+
+
+class FromDict:
+    """For configurations: built from a mapping as detection makes it."""
+
+    @classmethod
+    def from_dict(cls: type[Config], values: Mapping[str, Any]) -> Config:
+        """From a mapping that may hold more keys than this class knows (they are ignored)."""
+        names = {field.name for field in dataclasses.fields(cls)}
+        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items() if k in names})
 
 
 @functools.lru_cache(maxsize=64)
@@ -148,9 +162,11 @@ class BlockHooks:
         return replacement(args, {"original_block": block})
 
 
-def add_control(x: Tensor, control: dict[str, list[Tensor | None]] | None, name: str, number: int) -> Tensor:
-    """Add entry `number` of the control list `name`, if there is one, to the first tokens of `x` (those it
-    has: reference tokens behind them stay as they are)."""
+def add_control(
+    x: Tensor, control: dict[str, list[Tensor | None]] | None, name: str, number: int, start: int = 0
+) -> Tensor:
+    """`x` [batch, tokens, width] plus entry `number` of the control list `name`, if there is one. It covers the tokens
+    from `start` on, as many as it has (reference images behind them get none)."""
     residuals = control.get(name) if control else None
     if not residuals or number >= len(residuals) or residuals[number] is None:
         return x
@@ -158,5 +174,5 @@ def add_control(x: Tensor, control: dict[str, list[Tensor | None]] | None, name:
     if residual.shape[1] == x.shape[1]:
         return x + residual
     x = x.clone()
-    x[:, : residual.shape[1]] += residual
+    x[:, start : start + residual.shape[1]] += residual
     return x

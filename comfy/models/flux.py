@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import comfy.ops
-from comfy.models.dit import FREQUENCY_WIDTH, count_blocks, pad_to_patch_size, patchify, unpatchify
+from comfy.models.dit import FREQUENCY_WIDTH, FromDict, count_blocks, pad_to_patch_size, patchify, unpatchify
 from comfy.models.flux_layers import (
     BlockShape,
     DoubleStreamBlock,
@@ -29,7 +29,7 @@ from comfy.models.rope import grid_ids, rope_table
 
 
 @dataclasses.dataclass(frozen=True)
-class FluxConfig:
+class FluxConfig(FromDict):
     """Shape of the transformer. in_channels: of the latent together with what is concatenated to it, before
     patches are formed. axes_dim: channels of a head for the three position axes (index, row, column). vec_in_dim:
     width of the pooled text vector, None without one."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import comfy.ops
-from comfy.models.dit import FREQUENCY_WIDTH, count_blocks
+from comfy.models.dit import FREQUENCY_WIDTH, FromDict, count_blocks
 from comfy.models.flux_layers import (
     BlockShape,
     DoubleStreamBlock,
@@ -36,7 +36,7 @@ REFERENCE_INDEX_SCALE = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Flux2Config:
+class Flux2Config(FromDict):
     """Shape of the transformer. axes_dim: channels of a head for the four position axes (index, row, column,
     word)."""
 

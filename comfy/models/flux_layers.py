@@ -262,5 +262,5 @@ def run_blocks(
             return {"img": block(args["img"], args["vec"], args["pe"], args.get("attn_mask"), tail)}
 
         x = hooks.run("single_block", i, single, {"img": x, "vec": single_vec(i), **shared})["img"]
-        x = torch.cat([x[:, :text], add_control(x[:, text:], control, "output", i)], 1) if control else x
+        x = add_control(x, control, "output", i, start=text)
     return x[:, text:]

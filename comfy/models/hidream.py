@@ -19,6 +19,7 @@ from comfy.models.attention import optimized_attention
 from comfy.models.dit import (
     FREQUENCY_WIDTH,
     BlockHooks,
+    FromDict,
     count_blocks,
     modulate,
     pad_to_patch_size,
@@ -35,7 +36,7 @@ LLAMA_LAYERS = 32
 
 
 @dataclasses.dataclass(frozen=True)
-class HiDreamConfig:
+class HiDreamConfig(FromDict):
     """Shape of the transformer. llama_layers: which of Llama's layers each block reads, two-stream blocks first.
     expert_dim, shared_dim: hidden widths of a routed expert and of the one every token passes."""
 

@@ -18,6 +18,7 @@ import comfy.ops
 from comfy.models.attention import optimized_attention
 from comfy.models.dit import (
     BlockHooks,
+    FromDict,
     TimestepEmbedder,
     count_blocks,
     pad_to_patch_size,
@@ -33,7 +34,7 @@ PAD_MULTIPLE = 32
 
 
 @dataclasses.dataclass(frozen=True)
-class Lumina2Config:
+class Lumina2Config(FromDict):
     """Shape of the transformer. axes_dims: channels of a head for the position axes (word or image, row, column).
     time_width, time_hidden: of the timestep's embedding. z_image: modulation straight from the embedding, timesteps
     embedded as thousands."""

@@ -18,6 +18,7 @@ import comfy.ops
 from comfy.models.attention import optimized_attention
 from comfy.models.dit import (
     BlockHooks,
+    FromDict,
     Mlp,
     TimestepEmbedder,
     VectorEmbedder,
@@ -34,7 +35,7 @@ QK_NORM_EPS = 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
-class MMDiTConfig:
+class MMDiTConfig(FromDict):
     """Shape of the transformer; heads are 64 wide and, in all published models, as many as there are blocks.
 
     pos_embed_max_size: side, in patches, of the square table of position embeddings. x_block_self_attn_layers:

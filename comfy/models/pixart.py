@@ -18,6 +18,7 @@ import comfy.ops
 from comfy.models.attention import optimized_attention
 from comfy.models.dit import (
     BlockHooks,
+    FromDict,
     Mlp,
     TimestepEmbedder,
     count_blocks,
@@ -33,7 +34,7 @@ BASE_CELLS = 64
 
 
 @dataclasses.dataclass(frozen=True)
-class PixArtConfig:
+class PixArtConfig(FromDict):
     """Shape of the transformer. out_channels: as the file has them, mean and variance; the variance is dropped.
     pe_interpolation: how many times the base resolution one position step spans; None: from the size of the
     latent."""

@@ -19,6 +19,7 @@ from comfy.models.attention import optimized_attention
 from comfy.models.dit import (
     FREQUENCY_WIDTH,
     BlockHooks,
+    FromDict,
     add_control,
     count_blocks,
     modulate,
@@ -36,7 +37,7 @@ ROPE_THETA = 10000.0
 
 
 @dataclasses.dataclass(frozen=True)
-class QwenImageConfig:
+class QwenImageConfig(FromDict):
     """Shape of the transformer. in_channels: of a patch; out_channels: of the latent. axes_dims_rope: channels of a
     head for the position axes (frame or image, row, column)."""
 

@@ -33,9 +33,10 @@ def is_open_clip(sd: Mapping[str, Tensor], prefix: str = "") -> bool:
 def to_text_model(sd: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
     """The text part below `prefix` under the names of `comfy.text_encoders.clip.CLIPTextModel`.
 
-    Queries, keys and values are three views of open_clip's one tensor; the projection, which open_clip applies from
-    the right, is transposed. Tensors with no place in the encoder (`logit_scale`, `attn_mask`, the image part) are
-    left out; names already in the other layout (`text_projection.weight`, `text_model.*`) are kept.
+    Queries, keys and values are three views of open_clip's one tensor; the projection, which open_clip
+    applies from the right, is transposed. Tensors with no place in the encoder (`logit_scale`, `attn_mask`,
+    the image part) are left out; names already in the other layout (`text_projection.weight`, `text_model.*`)
+    are kept.
     """
     out: dict[str, Tensor] = {}
     for key, value in sd.items():

@@ -1,7 +1,7 @@
 """The encoder of T5 (1.0 and 1.1) and UMT5 in the layout of the `transformers` library.
 
-Sources: Raffel et al. 2020 (T5: relative position biases, no scaling of the attention scores), Shazeer 2020 (the
-GELU-gated MLP of 1.1), Chung et al. 2023 (UMT5: position biases in every layer).
+Sources: Raffel et al. 2020 (T5: relative position biases, no scaling of the attention scores), Shazeer 2020
+(the GELU-gated MLP of 1.1), Chung et al. 2023 (UMT5: position biases in every layer).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ MAX_DISTANCE = 128
 
 @dataclasses.dataclass(frozen=True)
 class T5Config:
-    """Shape of the encoder. is_gated_act: gated GELU (1.1, UMT5) instead of ReLU (1.0). shared_bias: one table of
-    position biases, in the first layer, serves all."""
+    """Shape of the encoder. is_gated_act: gated GELU (1.1, UMT5) instead of ReLU (1.0). shared_bias: one
+    table of position biases, in the first layer, serves all."""
 
     vocab_size: int = 32128
     d_model: int = 4096
@@ -67,8 +67,9 @@ def config_from_state_dict(sd: Mapping[str, Tensor], prefix: str = "", **overrid
 
 
 def position_buckets(length: int, num_buckets: int, device: torch.device | None = None) -> Tensor:
-    """Bucket [query, key] of each relative position: half of them for keys behind the query, half for keys before
-    it; in each half one per position up to half its size, then logarithmically wider ones up to MAX_DISTANCE."""
+    """Bucket [query, key] of each relative position: half of them for keys behind the query, half for keys
+    before it; in each half one per position up to half its size, then logarithmically wider ones up to
+    MAX_DISTANCE."""
     places = torch.arange(length, device=device)
     offset = places[None, :] - places[:, None]
     half = num_buckets // 2
@@ -225,8 +226,8 @@ class T5Encoder(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """The last hidden states, normed, and those after block `layer` (negative: from the end), or None.
 
-        tokens: ids [batch, length]; embeds: [batch, length, d_model] in their stead; attention_mask: [batch, length],
-        0 where a token is not to be looked at (default: all are); dtype: of computing.
+        tokens: ids [batch, length]; embeds: [batch, length, d_model] in their stead; attention_mask: [batch,
+        length], 0 where a token is not to be looked at (default: all are); dtype: of computing.
         """
         if embeds is None:
             if tokens is None:

@@ -1,4 +1,5 @@
-"""The tiny autoencoders for Stable Diffusion, XL, SD3 and FLUX: fast, approximate stand-ins for the large ones.
+"""The tiny autoencoders for Stable Diffusion, XL, SD3 and FLUX: fast, approximate stand-ins for the large
+ones.
 
 Source: Bohan 2023, TAESD, https://github.com/madebyollin/taesd (MIT).
 """
@@ -21,8 +22,8 @@ BLOCKS_PER_LEVEL = 3
 
 @dataclasses.dataclass(frozen=True)
 class TAESDKind:
-    """What turns the tiny autoencoder's own latents into those of the large one it stands in for: stored latent =
-    own / scale + shift."""
+    """What turns the tiny autoencoder's own latents into those of the large one it stands in for: stored
+    latent = own / scale + shift."""
 
     latent_channels: int
     scale: float
@@ -39,8 +40,8 @@ KINDS: dict[str, TAESDKind] = {
 
 @dataclasses.dataclass(frozen=True)
 class TAESDConfig:
-    """latent_channels and the affine map to the large autoencoder's latents. has_encoder, has_decoder: files come as
-    halves."""
+    """latent_channels and the affine map to the large autoencoder's latents. has_encoder, has_decoder: files
+    come as halves."""
 
     latent_channels: int = 4
     scale: float = 1.0
@@ -62,8 +63,8 @@ class TAESDConfig:
 
 
 def config_from_state_dict(sd: Mapping[str, Tensor], prefix: str = "", **overrides: Any) -> TAESDConfig:
-    """Read the configuration from the halves `encoder.*` and `decoder.*` below `prefix`; `overrides` win (scale and
-    shift are not told by shapes).
+    """Read the configuration from the halves `encoder.*` and `decoder.*` below `prefix`; `overrides` win
+    (scale and shift are not told by shapes).
 
     Raises KeyError when there is neither half.
     """

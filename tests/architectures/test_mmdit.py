@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-import comfy.ops
 from comfy.models import mmdit
 from comfy.models.mmdit import MMDiT, config_from_state_dict
 from tests.architectures.recorded import build, build_from_map, denoise, residual, run
@@ -78,14 +77,6 @@ def test_latent_larger_than_the_table_of_positions():
     out = net(x, torch.tensor([500.0]), golden.inputs["context"][:1], golden.inputs["y"][:1])
     assert out.shape == x.shape
     assert out.isfinite().all()
-
-
-def test_weights_may_rest_in_half_precision():
-    golden = Golden("mmdit_sd35_medium")
-    golden.weights = {k: v.half() for k, v in golden.weights.items()}
-    net = network(golden, operations=comfy.ops.manual_cast)
-    assert net.pos_embed.dtype == torch.float16
-    assert error(run(net, golden), golden.out["raw"]) < LIMIT
 
 
 def test_control_is_added_after_its_block():

@@ -1,5 +1,6 @@
-"""Every transformer with weights and arithmetic of less than float32."""
+"""What all transformers have in common: less than float32, and configurations as plain mappings."""
 
+import dataclasses
 import importlib
 
 import pytest
@@ -45,3 +46,10 @@ def test_arithmetic_may_be_bfloat16(family):
     out = run(net, golden)
     assert out.dtype == torch.bfloat16
     assert error(out, golden.out["raw"]) < 0.3
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_config_survives_as_a_mapping(family):
+    config = network(family, Golden(FAMILIES[family])).config
+    listed = {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(config).items()}
+    assert type(config).from_dict({"image_model": family, **listed}) == config
