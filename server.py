@@ -33,6 +33,7 @@ __all__ = ["BinaryEventTypes", "PromptServer"]
 log = logging.getLogger(__name__)
 
 PromptHandler = Callable[[dict[str, Any]], dict[str, Any]]
+SHUTDOWN_TIMEOUT = 2.0  # seconds for requests in progress once the server stops
 KEEP_ALIVE = 75.0  # seconds an idle connection is kept, as most clients' pools expect
 
 
@@ -205,14 +206,15 @@ class PromptServer:
         call_on_start: called with (scheme, address, port) for each address.
         """
         self._runner = web.AppRunner(
-            self._core, access_log=None, keepalive_timeout=KEEP_ALIVE, handler_cancellation=False
+            self._core, access_log=None, keepalive_timeout=KEEP_ALIVE, shutdown_timeout=SHUTDOWN_TIMEOUT
         )
         await self._runner.setup()
         context = _tls_context()
         for address, port in addresses:
             await web.TCPSite(self._runner, address, port, ssl_context=context).start()
+            bound = self._runner.addresses[-1][1]  # the system's choice for port 0
             if call_on_start is not None:
-                call_on_start("https" if context else "http", address, port)
+                call_on_start("https" if context else "http", address, bound)
 
     async def start(
         self, address: str, port: int, verbose: bool = True, call_on_start: Callable[..., None] | None = None

@@ -107,6 +107,9 @@ class Hub:
 
     def send(self, event: str | int, data: Any, sid: str | None = None) -> None:
         """Send an event to the newest connection of `sid`, or to all. What cannot be encoded is logged."""
+        if sid is not None and not isinstance(sid, str):
+            log.error("event %r dropped: a client id is a string, not %s", event, type(sid).__name__)
+            return
         if not (self._connections if sid is None else sid in self._by_id):
             return
         try:

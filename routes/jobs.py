@@ -38,9 +38,10 @@ def statuses(request: web.Request) -> list[str] | None:
     return wanted
 
 
-def cancel(server: PromptServer, prompt_id: str) -> bool:
+def cancel(server: PromptServer, asked_by: str | None, prompt_id: str) -> bool:
     """Interrupt a running prompt, drop a pending one; False for any other id."""
-    return bool(server.prompt_queue.delete_queue_items([prompt_id])) or interrupt_running(server, prompt_id)
+    dropped = server.prompt_queue.delete_queue_items([prompt_id])
+    return bool(dropped) or interrupt_running(server, asked_by, prompt_id)
 
 
 def add_to(table: Table, server: PromptServer) -> None:
@@ -81,7 +82,7 @@ def add_to(table: Table, server: PromptServer) -> None:
 
     @table.post("/jobs/{id}/cancel", plain=False)
     async def cancel_one(request: web.Request) -> web.Response:
-        return json_answer({"cancelled": cancel(server, request.match_info["id"])})
+        return json_answer({"cancelled": cancel(server, request.remote, request.match_info["id"])})
 
     @table.post("/jobs/cancel", plain=False)
     async def cancel_many(request: web.Request) -> web.Response:
@@ -91,5 +92,5 @@ def add_to(table: Table, server: PromptServer) -> None:
         invalid = [str(i) for i in ids if not is_canonical_uuid(i)]
         if invalid:
             raise Refused("job_ids must be UUIDs", invalid_ids=invalid)
-        cancelled = [ident for ident in ids if cancel(server, ident)]
+        cancelled = [ident for ident in ids if cancel(server, request.remote, ident)]
         return json_answer({"cancelled": bool(cancelled)})

@@ -18,13 +18,18 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def interrupt_running(server: PromptServer, prompt_id: str | None = None) -> bool:
-    """Interrupt what runs, or only that prompt. Tells whether there was something to interrupt."""
-    running = server.prompt_queue.running_ids()
-    if not running or (prompt_id is not None and prompt_id not in running):
-        return False
-    log.info("interrupting %s", prompt_id or ", ".join(running))
-    interrupt_current_processing()
+def interrupt_running(server: PromptServer, asked_by: str | None, prompt_id: str | None = None) -> bool:
+    """Interrupt what runs, or only that prompt. Tells whether there was something to interrupt.
+
+    asked_by: the client's address, for the log.
+    """
+    queue = server.prompt_queue
+    with queue.mutex:  # or the prompt could end, and the next one get the interrupt
+        running = queue.running_ids()
+        if not running or (prompt_id is not None and prompt_id not in running):
+            return False
+        interrupt_current_processing()
+    log.info("%s interrupts %s", asked_by, prompt_id or ", ".join(running))
     return True
 
 
@@ -56,7 +61,7 @@ def add_to(table: Table, server: PromptServer) -> None:
         prompt_id = body.get("prompt_id")
         if prompt_id is not None and not isinstance(prompt_id, str):
             raise Refused("prompt_id must be a string")
-        interrupt_running(server, prompt_id or None)
+        interrupt_running(server, request.remote, prompt_id or None)
         return empty()
 
     @table.post("/free")

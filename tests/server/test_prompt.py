@@ -1,0 +1,193 @@
+"""POST /prompt: what is refused, and how (http-api.md section 2, reference-quirks.md)."""
+
+import json
+import uuid
+
+import pytest
+
+
+def text_prompt(text="x", **inputs):
+    return {"1": {"class_type": "Text", "inputs": {"text": text, **inputs}}}
+
+
+def good(**changes) -> bytes:
+    return json.dumps({"prompt": text_prompt(), **changes}).encode()
+
+
+BAD_BODIES = [
+    (b"", "invalid_json"),
+    (b"{", "invalid_json"),
+    (b"\xff\xfe\x00", "invalid_json"),
+    (b"[" * 100_000, "invalid_json"),
+    (b"null", "invalid_request"),
+    (b"5", "invalid_request"),
+    (b'"x"', "invalid_request"),
+    (b"[]", "no_prompt"),
+    (b"{}", "no_prompt"),
+    (b'{"prompt": null}', "invalid_prompt"),
+    (b'{"prompt": []}', "invalid_prompt"),
+    (b'{"prompt": "x"}', "invalid_prompt"),
+    (b'{"prompt": {"1": 5}}', "invalid_prompt"),
+    (b'{"prompt": {"1": [1]}}', "invalid_prompt"),
+    (b'{"prompt": {"1": {"class_type": "Text", "inputs": []}}}', "invalid_prompt"),
+    (b'{"prompt": {"1": {"class_type": "Text", "inputs": {}, "_meta": 5}}}', "invalid_prompt"),
+    (b'{"prompt": {"1": {"class_type": ["Text"], "inputs": {}}}}', "missing_node_type"),
+    (b'{"prompt": {"nodes": [], "links": [], "version": 0.4}}', "invalid_prompt"),
+    (good(number="abc"), "invalid_number"),
+    (good(number=None), "invalid_number"),
+    (good(number=[1]), "invalid_number"),
+    (good(number=float("nan")), "invalid_number"),
+    (good(number=float("inf")), "invalid_number"),
+    (good(extra_data=None), "invalid_extra_data"),
+    (good(extra_data=[]), "invalid_extra_data"),
+    (good(extra_data="x"), "invalid_extra_data"),
+    (good(extra_data={"extra_pnginfo": 5}), "invalid_extra_data"),
+    (good(client_id=["x"]), "invalid_client_id"),
+    (good(client_id={}), "invalid_client_id"),
+    (good(client_id=5), "invalid_client_id"),
+    (good(extra_data={"client_id": ["x"]}), "invalid_client_id"),
+    (good(partial_execution_targets="12"), "invalid_targets"),
+    (good(partial_execution_targets=[1]), "invalid_targets"),
+    (good(prompt_id=str(uuid.UUID(int=1)).upper() + "X"), "invalid_prompt_id"),
+]
+
+
+@pytest.mark.parametrize("body, kind", BAD_BODIES)
+async def test_bad_bodies_are_refused_in_the_documented_shape(running, body, kind):
+    status, answer, _ = await running.post("/prompt", data=body)
+    assert status == 400
+    assert set(answer) == {"error", "node_errors"} and answer["node_errors"] == {}
+    assert set(answer["error"]) == {"type", "message", "details", "extra_info"}
+    assert answer["error"]["type"] == kind
+    assert running.server.prompt_queue.get_tasks_remaining() == 0
+
+
+async def test_editor_format_is_named_as_such(running):
+    _, answer, _ = await running.post("/prompt", json={"prompt": {"nodes": [], "links": []}})
+    assert "API format" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "application/octet-stream"])
+async def test_content_type_does_not_matter(running, content_type):
+    status, _, _ = await running.post("/prompt", data=good(), headers={"Content-Type": content_type})
+    assert status == 200
+
+
+async def test_byte_order_mark_passes(running):
+    assert (await running.post("/prompt", data=b"\xef\xbb\xbf" + good()))[0] == 200
+
+
+async def test_accepted_prompt_counts_before_the_answer(running):
+    status, answer, _ = await running.post("/prompt", data=good(client_id="me"))
+    assert status == 200 and answer["number"] == 0 and answer["node_errors"] == {}
+    assert (await running.get("/prompt"))[1] == {"exec_info": {"queue_remaining": 1}}
+    (number, prompt_id, graph, extra, outputs), = (await running.get("/queue"))[1]["queue_pending"]
+    assert (number, prompt_id, graph, outputs) == (0, answer["prompt_id"], text_prompt(), ["1"])
+    assert extra["client_id"] == "me" and "create_time" in extra
+
+
+async def test_nan_in_extra_data_becomes_null_in_every_answer(running):
+    await running.post("/prompt", data=good(extra_data={"x": float("nan")}))
+    assert (await running.get("/queue"))[1]["queue_pending"][0][3]["x"] is None
+
+
+@pytest.mark.parametrize("pnginfo", [None, {"workflow": None}, {"workflow": {"id": "w"}}, {"workflow": []}])
+async def test_odd_workflow_info_breaks_no_listing(running, pnginfo):
+    assert (await running.post("/prompt", data=good(extra_data={"extra_pnginfo": pnginfo})))[0] == 200
+    status, answer, _ = await running.get("/api/jobs")
+    assert status == 200 and len(answer["jobs"]) == 1
+    assert (await running.get("/api/jobs/" + answer["jobs"][0]["id"]))[0] == 200
+
+
+async def test_queued_or_running_id_is_a_conflict(running):
+    ident = str(uuid.uuid4())
+    assert (await running.post("/prompt", data=good(prompt_id=ident, number=1)))[0] == 200
+    status, answer, _ = await running.post("/prompt", data=good(prompt_id=ident, number=1))
+    assert status == 409 and answer["error"]["type"] == "prompt_id_in_use"
+    _, task = running.server.prompt_queue.get()
+    assert (await running.post("/prompt", data=good(prompt_id=ident)))[0] == 409
+    running.server.prompt_queue.finish(task, {"outputs": {}, "meta": {}}, ("success", True, []))
+    assert (await running.post("/prompt", data=good(prompt_id=ident)))[0] == 200
+
+
+async def test_secrets_are_in_no_answer(running):
+    secrets = {"auth_token_comfy_org": "hush-1", "api_key_comfy_org": "hush-2"}
+    await running.post("/prompt", data=good(extra_data={**secrets, "kept": 1}))
+    for path in ("/queue", "/api/jobs"):
+        assert "hush" not in json.dumps((await running.get(path))[1])
+    entry, task = running.server.prompt_queue.get()
+    assert entry.secrets == secrets
+    running.server.prompt_queue.finish(task, {"outputs": {}, "meta": {}}, ("success", True, []))
+    history = (await running.get("/history"))[1]
+    assert "hush" not in json.dumps(history) and history[entry.prompt_id]["prompt"][3]["kept"] == 1
+
+
+async def test_failing_prompt_handlers_are_skipped(running):
+    def broken(body):
+        raise RuntimeError("no")
+
+    def rename(body):
+        body["prompt"]["1"]["inputs"]["text"] = "changed"
+        return body
+
+    running.server.add_on_prompt_handler(broken)
+    running.server.add_on_prompt_handler(rename)
+    await running.post("/prompt", data=good())
+    assert (await running.get("/queue"))[1]["queue_pending"][0][2]["1"]["inputs"]["text"] == "changed"
+
+
+async def test_replaced_class_needs_no_meta_and_keeps_inputs_without_a_mapping(running):
+    from gateway.node_replacements import Replacement
+
+    running.server.node_replace_manager.register(Replacement("Text", "Old Text"))
+    status, answer, _ = await running.post(
+        "/prompt", json={"prompt": {"1": {"class_type": "Old Text", "inputs": {"text": "x"}}}}
+    )
+    assert status == 200
+    assert (await running.get("/queue"))[1]["queue_pending"][0][2]["1"]["class_type"] == "Text"
+
+
+async def test_replacement_renames_inputs_and_moves_outputs():
+    from gateway.node_replacements import NodeReplaceManager, Replacement
+
+    manager = NodeReplaceManager()
+    manager.register(
+        Replacement(
+            "New",
+            "Old",
+            input_mapping=[{"new_id": "b", "old_id": "a"}, {"new_id": "mode", "set_value": "fast"}],
+            output_mapping=[{"old_idx": 0, "new_idx": 2}],
+        )
+    )
+    prompt = {
+        "1": {"class_type": "Old", "inputs": {"a": 5, "dropped": 1}},
+        "2": {"class_type": "Text", "inputs": {"text": ["1", 0], "other": ["1", 1], "list": [1, 2, 3]}},
+    }
+    manager.apply_replacements(prompt, {"New", "Text"})
+    assert prompt["1"] == {"class_type": "New", "inputs": {"b": 5, "mode": "fast"}}
+    assert prompt["2"]["inputs"] == {"text": ["1", 2], "other": ["1", 1], "list": [1, 2, 3]}
+
+
+async def test_installed_or_unreplaceable_classes_are_left_alone():
+    from gateway.node_replacements import NodeReplaceManager
+
+    manager = NodeReplaceManager()
+    prompt = {"1": {"class_type": "ImageBatch", "inputs": {}}, "2": {"class_type": "Unknown", "inputs": {}}}
+    manager.apply_replacements(prompt, {"ImageBatch", "BatchImagesNode"})
+    assert [n["class_type"] for n in prompt.values()] == ["ImageBatch", "Unknown"]
+    manager.apply_replacements(prompt, set())
+    assert [n["class_type"] for n in prompt.values()] == ["ImageBatch", "Unknown"]
+
+
+async def test_refused_prompt_burns_a_number_only(running):
+    await running.post("/prompt", json={"prompt": {}})
+    assert (await running.post("/prompt", data=good()))[1]["number"] == 1
+    assert (await running.post("/prompt", data=good(front=True)))[1]["number"] == -2
+    assert (await running.post("/prompt", data=good(number="6.5")))[1]["number"] == 6.5
+    assert (await running.post("/prompt", data=good()))[1]["number"] == 3
+
+
+async def test_body_over_the_limit(start, flags):
+    flags(max_upload_size=0.001)
+    running = await start()
+    assert (await running.post("/prompt", data=b" " * 2000))[0] == 413
