@@ -7,8 +7,12 @@ import tempfile
 from dataclasses import dataclass, field
 
 from aiohttp import BodyPartReader, web
+from aiohttp.http_exceptions import HttpProcessingError
 
 import folder_paths
+
+# What aiohttp's reader raises for bodies that are no proper forms.
+_MALFORMED = (ValueError, RuntimeError, AssertionError, LookupError, HttpProcessingError, web.RequestPayloadError)
 
 CHUNK = 1 << 18
 LONGEST_TEXT = 1 << 20  # bytes of one text field
@@ -70,7 +74,7 @@ async def read_form(request: web.Request, file_field: str, limit: int) -> Form:
                 form.file_fields_seen.add(part.name)
                 stage = part.name == file_field and form.path is None
                 used = await _read_file(part, form, used, limit, stage)
-    except (ValueError, RuntimeError, AssertionError, LookupError) as error:
+    except _MALFORMED as error:
         form.__exit__()
         raise error if isinstance(error, FormError) else FormError(f"malformed form: {error}") from error
     except BaseException:

@@ -75,8 +75,10 @@ class PackRoutes:
         match.add_app(self.app)
         match.add_app(self._core)
         match.freeze()
-        # aiohttp offers no public way to hand a request to another router; this is what its own dispatch does.
+        # aiohttp offers no public way to hand a request to another router; this is what its own dispatch does,
+        # and `request.match_info` remembers what it was first asked for.
         request._match_info = match
+        request._cache.pop("match_info", None)
         return match.handler
 
     def wrap(self, handler: Any) -> Any:

@@ -81,11 +81,17 @@ class Running:
         return await self.request("POST", path, **kwargs)
 
     async def upload(self, name: str, data: bytes, path: str = "/upload/image", field: str = "image", **texts: str):
-        form = aiohttp.FormData(quote_fields=False)
-        form.add_field(field, data, filename=name, content_type="application/octet-stream")
-        for key, value in texts.items():
-            form.add_field(key, value)
-        return await self.post(path, data=form)
+        """Send a form as a careless client would: names are not checked, only quoted."""
+        boundary = "b0undary"
+        quoted = name.replace('"', "%22")
+        parts = [
+            f'name="{field}"; filename="{quoted}"\r\nContent-Type: application/octet-stream\r\n\r\n'.encode() + data
+        ]
+        parts += [f'name="{key}"\r\n\r\n{value}'.encode() for key, value in texts.items()]
+        body = b"".join(f"--{boundary}\r\nContent-Disposition: form-data; ".encode() + part + b"\r\n" for part in parts)
+        body += f"--{boundary}--\r\n".encode()
+        headers = {"Content-Type": f"multipart/form-data; boundary={boundary}"}
+        return await self.post(path, data=body, headers=headers)
 
     def ws(self, client_id: str | None = None, **kwargs):
         query = f"?clientId={client_id}" if client_id is not None else ""

@@ -8,7 +8,9 @@ GARBAGE = [b"", b"{", b"\xff"]
 
 
 @pytest.mark.parametrize("body", GARBAGE)
-@pytest.mark.parametrize("path", ["/queue", "/history", "/free", "/settings", "/settings/x", "/users", "/api/jobs/cancel"])
+@pytest.mark.parametrize(
+    "path", ["/queue", "/history", "/free", "/settings", "/settings/x", "/users", "/api/jobs/cancel"]
+)
 async def test_bodies_that_are_not_json(running, path, body):
     status, answer, _ = await running.post(path, data=body)
     assert status == 400 and list(answer) == ["error"]

@@ -67,7 +67,9 @@ async def test_editor_format_is_named_as_such(running):
     assert "API format" in answer["error"]["message"]
 
 
-@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "application/octet-stream"])
+@pytest.mark.parametrize(
+    "content_type", ["text/plain", "application/x-www-form-urlencoded", "application/octet-stream"]
+)
 async def test_content_type_does_not_matter(running, content_type):
     status, _, _ = await running.post("/prompt", data=good(), headers={"Content-Type": content_type})
     assert status == 200
@@ -81,7 +83,7 @@ async def test_accepted_prompt_counts_before_the_answer(running):
     status, answer, _ = await running.post("/prompt", data=good(client_id="me"))
     assert status == 200 and answer["number"] == 0 and answer["node_errors"] == {}
     assert (await running.get("/prompt"))[1] == {"exec_info": {"queue_remaining": 1}}
-    (number, prompt_id, graph, extra, outputs), = (await running.get("/queue"))[1]["queue_pending"]
+    ((number, prompt_id, graph, extra, outputs),) = (await running.get("/queue"))[1]["queue_pending"]
     assert (number, prompt_id, graph, outputs) == (0, answer["prompt_id"], text_prompt(), ["1"])
     assert extra["client_id"] == "me" and "create_time" in extra
 
