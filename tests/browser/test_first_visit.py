@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from tests.browser.front_end import FrontEnd, rgb
@@ -30,6 +31,12 @@ def first(browser, server, tmp_path_factory):
 
 def without_meta(prompt: dict) -> dict:
     return {node_id: {key: value for key, value in node.items() if key != "_meta"} for node_id, node in prompt.items()}
+
+
+def most_common_colour(picture: np.ndarray) -> np.ndarray:
+    """The colour that most pixels have, give or take a sixteenth: (3,)."""
+    shades, counts = np.unique((picture // 16).reshape(-1, 3), axis=0, return_counts=True)
+    return shades[counts.argmax()] * 16 + 8
 
 
 def test_the_starter_workflow_is_open_and_nothing_covers_it(first):
@@ -70,9 +77,9 @@ def test_run_draws_the_picture_into_the_node(first, server):
     first.shot("2_after_the_run")
     area = first.shot("3_save_node", first.node_area(SAVE))
     assert area.std() > NOT_BLANK
-    background = picture[2, 2]
-    alike = (abs(area - background).max(axis=-1) < 16).mean()
-    assert alike > 0.1, f"the picture's background {background} fills {alike:.0%} of the node"
+    colour = most_common_colour(picture)
+    alike = (abs(area - colour).max(axis=-1) < 16).mean()
+    assert alike > 0.05, f"the picture's main colour {colour} fills {alike:.1%} of the node"
 
 
 def test_the_image_is_listed_as_a_finished_job(first):

@@ -14,7 +14,7 @@ MODEL, SAMPLER, TEXT, SAVE = 4, 3, 6, 9
 
 
 def selected_errors(front_end) -> list[int]:
-    return front_end.js("() => app.graph._nodes.filter((n) => n.has_errors).map((n) => n.id)")
+    return front_end.js("() => app.graph._nodes.filter((n) => n.has_errors).map((n) => Number(n.id))")
 
 
 def shown_errors(front_end) -> str:
@@ -88,6 +88,7 @@ def test_a_failing_node_is_shown(new_browser):
             const form = new FormData();
             form.append("image", new File([new Uint8Array([1, 2, 3, 4])], "broken.png", { type: "image/png" }));
             await app.api.fetchApi("/upload/image", { method: "POST", body: form });
+            await app.refreshComboInNodes();
             await app.loadApiJson({
                 1: { class_type: "LoadImage", inputs: { image: "broken.png" } },
                 2: { class_type: "PreviewImage", inputs: { images: ["1", 0] } },
@@ -98,8 +99,11 @@ def test_a_failing_node_is_shown(new_browser):
     error = page.wait(lambda: page.events.of("execution_error"), "execution_error", 60)[0]
     assert (error["node_id"], error["node_type"]) == ("1", "LoadImage")
     page.page.wait_for_timeout(1500)
+    assert page.js("() => String(app.lastExecutionError.node_id)") == "1"
+    page.page.get_by_text("View details").first.click()
+    page.page.wait_for_timeout(1500)
     page.shot("failing_node")
-    assert "LoadImage" in page.page.locator("body").inner_text() or "Load Image" in shown_errors(page)
+    assert "Load Image" in shown_errors(page)
 
 
 def test_cancel_ends_a_long_run(new_browser):
