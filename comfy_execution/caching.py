@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -54,7 +54,7 @@ class Scope:
     entries: dict[bytes, CacheEntry] = field(default_factory=dict)
     inner: dict[tuple[str, str], Scope] = field(default_factory=dict)
 
-    def prune(self, keys: set[bytes], nodes: set[tuple[str, str]]) -> None:
+    def prune(self, keys: set[bytes], nodes: Container[tuple[str, str]]) -> None:
         """Keep only results with these keys and inner scopes of these (node id, class) pairs."""
         self.entries = {key: entry for key, entry in self.entries.items() if key in keys}
         self.inner = {node: scope for node, scope in self.inner.items() if node in nodes}
@@ -73,10 +73,10 @@ class ResultCache:
 
     keeps_results = False
 
-    def begin(self, keys: set[bytes], nodes: set[tuple[str, str]]) -> None:
+    def begin(self, keys: set[bytes], nodes: Container[tuple[str, str]]) -> None:
         """A prompt with these keys and these (node id, class) pairs starts."""
 
-    def expand(self, path: tuple, keys: set[bytes], nodes: set[tuple[str, str]]) -> None:
+    def expand(self, path: tuple, keys: set[bytes], nodes: Container[tuple[str, str]]) -> None:
         """The node that `path` ends with has expanded to nodes with these keys."""
 
     def get(self, path: tuple, key: bytes) -> CacheEntry | None:
@@ -105,15 +105,16 @@ class ClassicCache(ResultCache):
         self.root = Scope()
         self.generation = 0
 
-    def begin(self, keys: set[bytes], nodes: set[tuple[str, str]]) -> None:
+    def begin(self, keys: set[bytes], nodes: Container[tuple[str, str]]) -> None:
         self.generation += 1
         self.root.prune(keys, nodes)
 
-    def expand(self, path: tuple, keys: set[bytes], nodes: set[tuple[str, str]]) -> None:
+    def expand(self, path: tuple, keys: set[bytes], nodes: Container[tuple[str, str]]) -> None:
         self._scope(path).prune(keys, nodes)
 
     def get(self, path: tuple, key: bytes) -> CacheEntry | None:
-        return self._scope(path).entries.get(key)
+        scope = self._scope(path) if path else self.root
+        return scope.entries.get(key)
 
     def put(self, path: tuple, key: bytes, entry: CacheEntry) -> None:
         entry.generation = self.generation
@@ -145,7 +146,7 @@ class LRUCache(ResultCache):
         self.entries: dict[bytes, CacheEntry] = {}
         self.generation = 0
 
-    def begin(self, keys: set[bytes], nodes: set[tuple[str, str]]) -> None:
+    def begin(self, keys: set[bytes], nodes: Container[tuple[str, str]]) -> None:
         self.generation += 1
         self._touch(keys)
         while len(self.entries) > self.max_size:
@@ -154,7 +155,7 @@ class LRUCache(ResultCache):
                 break
             self.entries = {k: entry for k, entry in self.entries.items() if entry.generation != oldest}
 
-    def expand(self, path: tuple, keys: set[bytes], nodes: set[tuple[str, str]]) -> None:
+    def expand(self, path: tuple, keys: set[bytes], nodes: Container[tuple[str, str]]) -> None:
         self._touch(keys)
 
     def get(self, path: tuple, key: bytes) -> CacheEntry | None:
@@ -193,14 +194,17 @@ class RamPressureCache(ClassicCache):
         self.evicted = 0
         self._free_memory = free_memory or _free_ram
         self._last_look = 0.0
+        self._may_hold_old = False  # whether there may be results of older prompts
 
-    def begin(self, keys: set[bytes], nodes: set[tuple[str, str]]) -> None:
+    def begin(self, keys: set[bytes], nodes: Container[tuple[str, str]]) -> None:
         self.generation += 1
         self._touch(self.root, keys)
         self._last_look = 0.0
+        self._may_hold_old = True
 
-    def expand(self, path: tuple, keys: set[bytes], nodes: set[tuple[str, str]]) -> None:
+    def expand(self, path: tuple, keys: set[bytes], nodes: Container[tuple[str, str]]) -> None:
         self._touch(self._scope(path), keys)
+        self._may_hold_old = True
 
     def relieve(self, drop_unneeded: Callable[[], None]) -> None:
         now = time.monotonic()
@@ -210,8 +214,9 @@ class RamPressureCache(ClassicCache):
         free = self._free_memory()
         if free >= self.inactive and free >= self.active:
             return
-        if free < self.inactive:
+        if free < self.inactive and self._may_hold_old:
             free = self._evict(free, self.inactive, lambda entry: entry.generation < self.generation)
+            self._may_hold_old = free >= self.inactive  # else there was nothing left to drop
         if free < self.active:
             drop_unneeded()
             free = self._evict(free, self.active, lambda entry: _size_of(entry) >= _LARGE)
@@ -255,7 +260,7 @@ class ObjectStore:
         self._keeps = keeps
         self._objects: dict[tuple[str, str], tuple[tuple[str, str], Any]] = {}
 
-    def begin(self, nodes: set[tuple[str, str]]) -> None:
+    def begin(self, nodes: Container[tuple[str, str]]) -> None:
         """A prompt with these (node id, class) pairs starts; objects of other nodes go."""
         if not self._keeps:
             self.clear()

@@ -122,58 +122,40 @@ class ProgressRegistry:
         """The node runs now, at 0 of 1."""
         entry = self.ensure_entry(node_id)
         entry["state"], entry["value"], entry["max"] = NodeState.Running, 0.0, 1.0
-        for handler in self._enabled():
-            with _logged(handler):
-                handler.start_handler(node_id, entry, self.prompt_id)
+        self._tell("start_handler", node_id, entry, self.prompt_id)
 
     def update_progress(self, node_id: str, value: float, max_value: float, image: Any | None = None) -> None:
         """The node has got to `value` of `max_value`."""
         entry = self.ensure_entry(node_id)
         entry["state"], entry["value"], entry["max"] = NodeState.Running, value, max_value
-        for handler in self._enabled():
-            with _logged(handler):
-                handler.update_handler(node_id, value, max_value, entry, self.prompt_id, image)
+        self._tell("update_handler", node_id, value, max_value, entry, self.prompt_id, image)
 
     def finish_progress(self, node_id: str) -> None:
         """The node is done: its value is its maximum."""
         entry = self.ensure_entry(node_id)
         entry["state"], entry["value"] = NodeState.Finished, entry["max"]
-        for handler in self._enabled():
-            with _logged(handler):
-                handler.finish_handler(node_id, entry, self.prompt_id)
+        self._tell("finish_handler", node_id, entry, self.prompt_id)
 
     def finish_run(self) -> None:
         """Tell all handlers that nothing more will come."""
-        for handler in self._enabled():
-            with _logged(handler):
-                handler.run_ends(self.prompt_id)
+        self._tell("run_ends", self.prompt_id)
 
     def reset_handlers(self) -> None:
         """Tell all handlers that another run takes over."""
         for handler in list(self.handlers.values()):
-            with _logged(handler):
-                handler.reset()
+            self._tell_one(handler, "reset")
 
-    def _enabled(self) -> list[ProgressHandler]:
-        return [handler for handler in self.handlers.values() if handler.enabled]
+    def _tell(self, what: str, *arguments: Any) -> None:
+        for handler in tuple(self.handlers.values()):
+            if handler.enabled:
+                self._tell_one(handler, what, *arguments)
 
-
-class _logged:
-    """`with _logged(handler):` - an exception of a handler goes to the log."""
-
-    __slots__ = ("_handler",)
-
-    def __init__(self, handler: ProgressHandler) -> None:
-        self._handler = handler
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type | None, exception: BaseException | None, _tb: object) -> bool:
-        if isinstance(exception, Exception):
-            log.warning("progress handler %s failed: %r", self._handler.name, exception)
-            return True
-        return False
+    @staticmethod
+    def _tell_one(handler: ProgressHandler, what: str, *arguments: Any) -> None:
+        try:
+            getattr(handler, what)(*arguments)
+        except Exception:
+            log.warning("progress handler %s failed", handler.name, exc_info=True)
 
 
 class WebUIProgressHandler(ProgressHandler):

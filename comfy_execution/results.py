@@ -23,6 +23,7 @@ class RunResults:
 
     def __init__(self, prompt: DynamicPrompt, cache: ResultCache, signatures: Signatures | None) -> None:
         self._prompt = prompt
+        self._submitted = prompt.original_prompt
         self._cache = cache
         self._signatures = signatures
         self._held: dict[str, CacheEntry] = {}
@@ -53,7 +54,7 @@ class RunResults:
         key = self._signatures.get(node_id)
         if key is None:
             return None
-        return self._cache.get(self.path(node_id), key)
+        return self._cache.get(() if node_id in self._submitted else self.path(node_id), key)
 
     def put(self, node_id: str, entry: CacheEntry) -> None:
         """A node has finished."""

@@ -59,6 +59,18 @@ class NodeFailed(Exception):
         self.data = data or {}
 
 
+class _Pairs:
+    """The (node id, class) pairs of a prompt, without making them all."""
+
+    def __init__(self, prompt: dict[str, dict]) -> None:
+        self._prompt = prompt
+
+    def __contains__(self, pair: object) -> bool:
+        node_id, class_type = pair
+        node = self._prompt.get(node_id)
+        return node is not None and node.get("class_type") == class_type
+
+
 @dataclass
 class _Calls:
     """A node whose calls have been made."""
@@ -134,7 +146,7 @@ class Run:
                 outcome = await self._process(node_id)
                 if outcome is Outcome.DONE:
                     self.schedule.complete(node_id)
-                    self.cache.relieve(lambda: self.results.keep_only(self.schedule.pending()))
+                    self.cache.relieve(self._drop_unneeded)
                 elif outcome is Outcome.WAITING:
                     self.schedule.put_back(node_id)
                 if self.schedule.waiting_outside:
@@ -148,12 +160,12 @@ class Run:
 
     async def _prepare(self) -> None:
         original = self.prompt.original_prompt
-        nodes = {(node_id, node.get("class_type")) for node_id, node in original.items()}
+        nodes = _Pairs(original)
         if self.cache.keeps_results:
             await ask_fingerprints(self.prompt, list(original), self.book)
-            self.signatures = Signatures(self.prompt, self._own_id, self._fingerprint)
+            self.signatures = Signatures(self.prompt, self._own_id)
             self.signatures.compute(original)
-            self.cache.begin({self.signatures[node_id] for node_id in original}, nodes)
+            self.cache.begin(self.signatures.keys(), nodes)
         else:
             self.cache.begin(set(), nodes)
         self.objects.begin(nodes)
@@ -163,6 +175,9 @@ class Run:
                 await self._look_outside(node_id)
         stored = [node_id for node_id in original if self.results.stored(node_id) is not None]
         self.announcer.record("execution_cached", {"nodes": stored, "prompt_id": self.prompt_id})
+
+    def _drop_unneeded(self) -> None:
+        self.results.keep_only(self.schedule.pending())
 
     async def _wait_for_coroutines(self) -> None:
         if not self.schedule.waiting_outside:
@@ -434,9 +449,6 @@ class Run:
         inputs = self.prompt.get_node(node_id).get("inputs", {})
         return self._facts(node_id).inputs(inputs).lazy(inputs)
 
-    def _own_id(self, node_id: str) -> bool:
-        facts = self._facts(node_id)
+    def _own_id(self, class_type: str) -> bool:
+        facts = self.book[class_type]
         return facts.not_idempotent or facts.wants_unique_id
-
-    def _fingerprint(self, node_id: str) -> Any:
-        return self.prompt.get_node(node_id).get("is_changed", False)

@@ -77,6 +77,9 @@ class Schedule:
             if current in self._order:
                 continue
             self._enter(current)
+            if self._has_result(current):
+                self._push(current)  # to be reported, which needs none of its sources
+                continue
             lazy = self._lazy_inputs(current)
             for name, link in links_of(self._prompt.get_node(current)):
                 if name not in lazy and self._wait_for(current, name, link[0]):

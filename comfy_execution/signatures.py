@@ -10,6 +10,7 @@ import hashlib
 import weakref
 from collections.abc import Callable, Iterable
 from enum import Enum
+from functools import lru_cache
 from itertools import count
 from typing import Any
 
@@ -83,28 +84,23 @@ class Signatures:
     """The cache keys of the nodes of one run.
 
     Args:
-        prompt: the nodes.
-        own_id: whether a node's id is part of its key (by node id).
-        fingerprint: a node's list of fingerprints, or False when its class has none (by node id).
+        prompt: the nodes; an `is_changed` entry of a node is its list of fingerprints.
+        own_id: whether the id of a node of a class is part of its key.
     """
 
-    def __init__(
-        self,
-        prompt: DynamicPrompt,
-        own_id: Callable[[str], bool],
-        fingerprint: Callable[[str], Any],
-    ) -> None:
+    def __init__(self, prompt: DynamicPrompt, own_id: Callable[[str], bool]) -> None:
         self._prompt = prompt
-        self._own_id = own_id
-        self._fingerprint = fingerprint
+        self._own_id = lru_cache(maxsize=None)(own_id)
         self._digests: dict[str, bytes] = {}
         self._unstable: set[str] = set()
+        self.get = self._digests.get
 
     def __getitem__(self, node_id: str) -> bytes:
         return self._digests[node_id]
 
-    def get(self, node_id: str) -> bytes | None:
-        return self._digests.get(node_id)
+    def keys(self) -> set[bytes]:
+        """All keys there are so far."""
+        return set(self._digests.values())
 
     def is_stable(self, node_id: str) -> bool:
         """Whether the key would come out the same in another process."""
@@ -123,41 +119,44 @@ class Signatures:
                 if node_id in digests:
                     stack.pop()
                     continue
+                node = prompt.get_node(node_id)
                 if node_id not in open_nodes:
                     open_nodes.add(node_id)
                     missing = [
                         link[0]
-                        for _, link in links_of(prompt.get_node(node_id))
+                        for _, link in links_of(node)
                         if link[0] not in digests and link[0] not in open_nodes and prompt.has_node(link[0])
                     ]
                     if missing:
                         stack.extend(missing)
                         continue
                 stack.pop()
-                digests[node_id] = self._digest(node_id)
+                digests[node_id] = self._digest(node_id, node)
 
-    def _digest(self, node_id: str) -> bytes:
-        node = self._prompt.get_node(node_id)
+    def _digest(self, node_id: str, node: dict[str, Any]) -> bytes:
         freezer = _Freezer()
         freeze, digests, unstable = freezer.freeze, self._digests, self._unstable
         inputs = node.get("inputs")
         parts = []
-        if isinstance(inputs, dict):
-            for name in sorted(inputs):
-                value = inputs[name]
-                if isinstance(value, list) and is_link(value):
-                    # A link to nowhere, or back into a cycle, has no digest: it never matches.
-                    source = digests.get(value[0])
-                    if source is None:
-                        parts.append((name, freezer._unique()))
-                    else:
-                        parts.append((name, ("link", source, value[1])))
-                        if value[0] in unstable:
-                            freezer.stable = False
+        for name in sorted(inputs) if isinstance(inputs, dict) else ():
+            value = inputs[name]
+            kind = type(value)
+            if kind is str or kind is int:
+                parts.append((name, value))
+            elif kind is list and is_link(value):
+                # A link to nowhere, or back into a cycle, has no digest: it never matches.
+                source = digests.get(value[0])
+                if source is None:
+                    parts.append((name, freezer._unique()))
                 else:
-                    parts.append((name, freeze(value)))
-        own_id = node_id if self._own_id(node_id) else None
-        key = repr((node.get("class_type"), freeze(self._fingerprint(node_id)), own_id, parts))
+                    parts.append((name, ("link", source, value[1])))
+                    if value[0] in unstable:
+                        freezer.stable = False
+            else:
+                parts.append((name, freeze(value)))
+        class_type = node.get("class_type")
+        own_id = node_id if self._own_id(class_type) else None
+        key = repr((class_type, freeze(node.get("is_changed", False)), own_id, parts))
         if not freezer.stable:
             unstable.add(node_id)
         return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
