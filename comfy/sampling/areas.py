@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from comfy.sampling.masks import fit_batch
 from comfy.sampling.solvers.common import host_sigma
+from comfy.state_dicts import repeat_to_batch_size
 
 MIN_MASK_AREA = 8
 FEATHER = 8
@@ -167,7 +167,7 @@ def get_area_and_mult(conds: dict[str, Any], x_in: Tensor, timestep_in: Tensor) 
         mask = mask.unsqueeze(1)
         if mask.ndim < input_x.ndim:
             mask = mask.unsqueeze(2)
-        mult = fit_batch(mask, input_x.shape[0]) if mask.shape[0] != 1 else mask
+        mult = repeat_to_batch_size(mask, input_x.shape[0]) if mask.shape[0] != 1 else mask
     elif area is not None:
         mult = _feather(area, tuple(x_in.shape[2:]), x_in.device, x_in.dtype) * strength
     else:

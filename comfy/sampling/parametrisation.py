@@ -142,7 +142,13 @@ class IMG_TO_IMG_FLOW(CONST):
 
 
 class COSMOS_RFLOW(EPS):
-    """Rectified flow in variance-exploding coordinates (Cosmos Predict 2): r = sigma / (sigma + 1)."""
+    """Rectified flow in variance-exploding coordinates (Cosmos Predict 2): r = sigma / (sigma + 1).
+
+    Noised to sigma at any start: these coordinates keep no variance.
+    """
+
+    def noise_scaling(self, sigma: Tensor, noise: Tensor, latent_image: Tensor, max_denoise: bool = False) -> Tensor:
+        return noise * reshape_sigma(sigma, noise.ndim) + latent_image
 
     def calculate_input(self, sigma: Tensor, noise: Tensor) -> Tensor:
         ratio = reshape_sigma(sigma / (sigma + 1.0), noise.ndim)

@@ -222,9 +222,9 @@ class ModelSamplingCosmosRFlow(ModelSamplingContinuousEDM):
         return sigma / (sigma + 1)
 
     def sigma(self, timestep: Tensor) -> Tensor:
-        # t = 1 is an infinite sigma: the largest one known stands for it
+        # near t = 1 a rounding of t is many roundings of sigma: from sigma_max on it is exactly that
         limit = self.sigma_max.to(timestep.device)
-        return torch.where(timestep >= 1.0, limit, timestep / (1 - timestep))
+        return torch.where(timestep >= limit / (limit + 1), limit, timestep / (1 - timestep))
 
 
 class StableCascadeSampling(SigmaTable):

@@ -1,6 +1,7 @@
 """DPM-Solver, fast and adaptive (Lu et al. 2022, arXiv:2206.00927), in t = -ln sigma on predicted noise.
 
-Both see only the two ends of a schedule and choose their own steps between them.
+Both see only the two ends of a schedule and choose their own steps between them. Times are float32 scalars on
+the CPU: each step's size follows from the last one's error, so roundings of time are part of the path.
 """
 
 from __future__ import annotations
@@ -17,8 +18,12 @@ from comfy.sampling.solvers.common import Callback, ModelFunction, Run, StepNois
 NoiseSampler = Callable[[Any, Any], Tensor]
 
 
-def _sigma(t: float) -> float:
-    return math.exp(-t)
+def _sigma(t: Tensor) -> Tensor:
+    return t.neg().exp()
+
+
+def _time(sigma: Any) -> Tensor:
+    return torch.as_tensor(sigma, dtype=torch.float32, device="cpu").log().neg()
 
 
 class PIDStepSizeController:
@@ -68,29 +73,36 @@ class DPMSolver:
     def __init__(self, run: Run) -> None:
         self.run = run
 
-    def eps(self, x: Tensor, t: float) -> Tensor:
+    def eps(self, x: Tensor, t: Tensor) -> Tensor:
         """The noise the model sees in `x` at time t."""
         sigma = _sigma(t)
-        return (x - self.run.denoise(x, sigma)) / sigma
+        return (x - self.run.denoise(x, float(sigma))) / sigma
 
-    def step1(self, x: Tensor, t: float, t_next: float, eps: Tensor) -> Tensor:
+    def step1(self, x: Tensor, t: Tensor, t_next: Tensor, eps: Tensor) -> Tensor:
         """DPM-Solver-1."""
-        return x - eps * (_sigma(t_next) * math.expm1(t_next - t))
+        h = t_next - t
+        return x - _sigma(t_next) * h.expm1() * eps
 
     def step2(
-        self, x: Tensor, t: float, t_next: float, eps: Tensor, cache: dict[str, Tensor], r1: float = 1 / 2
+        self,
+        x: Tensor,
+        t: Tensor,
+        t_next: Tensor,
+        eps: Tensor,
+        cache: dict[str, Tensor],
+        r1: float = 1 / 2,
     ) -> Tensor:
         """DPM-Solver-2 with its stage at the fraction r1."""
         h = t_next - t
         eps_r1 = self._stage_r1(x, t, h, eps, cache, r1)
-        change = _sigma(t_next) * math.expm1(h)
-        return x - eps * change - (eps_r1 - eps) * (change / (2 * r1))
+        sigma_next = _sigma(t_next)
+        return x - sigma_next * h.expm1() * eps - sigma_next / (2 * r1) * h.expm1() * (eps_r1 - eps)
 
     def step3(
         self,
         x: Tensor,
-        t: float,
-        t_next: float,
+        t: Tensor,
+        t_next: Tensor,
         eps: Tensor,
         cache: dict[str, Tensor],
         r1: float = 1 / 3,
@@ -101,32 +113,32 @@ class DPMSolver:
         eps_r1 = self._stage_r1(x, t, h, eps, cache, r1)
         if "r2" not in cache:
             s2 = t + r2 * h
-            bend = r2 / r1 * (math.expm1(r2 * h) / (r2 * h) - 1) if h else 0.0
-            u2 = x - eps * (_sigma(s2) * math.expm1(r2 * h)) - (eps_r1 - eps) * (_sigma(s2) * bend)
+            bend = (r2 * h).expm1() / (r2 * h) - 1
+            u2 = x - _sigma(s2) * (r2 * h).expm1() * eps - _sigma(s2) * (r2 / r1) * bend * (eps_r1 - eps)
             cache["r2"] = self.eps(u2, s2)
-        bend = (math.expm1(h) / h - 1) / r2 if h else 0.0
         sigma_next = _sigma(t_next)
-        return x - eps * (sigma_next * math.expm1(h)) - (cache["r2"] - eps) * (sigma_next * bend)
+        bend = h.expm1() / h - 1
+        return x - sigma_next * h.expm1() * eps - sigma_next / r2 * bend * (cache["r2"] - eps)
 
-    def _stage_r1(self, x: Tensor, t: float, h: float, eps: Tensor, cache: dict[str, Tensor], r1: float) -> Tensor:
+    def _stage_r1(self, x: Tensor, t: Tensor, h: Tensor, eps: Tensor, cache: dict[str, Tensor], r1: float) -> Tensor:
         if "r1" not in cache:
             s1 = t + r1 * h
-            cache["r1"] = self.eps(x - eps * (_sigma(s1) * math.expm1(r1 * h)), s1)
+            cache["r1"] = self.eps(x - _sigma(s1) * (r1 * h).expm1() * eps, s1)
         return cache["r1"]
 
 
-def _split(t: float, t_next: float, t_end: float, eta: float) -> tuple[float, float]:
+def _split(t: Tensor, t_next: Tensor, t_end: Tensor, eta: float) -> tuple[Tensor, float]:
     """(time to solve to, noise to add there) of an ancestral step from t to t_next."""
     if not eta:
         return t_next, 0.0
     down, _ = get_ancestral_step(_sigma(t), _sigma(t_next), eta)
-    t_down = min(t_end, -math.log(down)) if down > 0 else t_end
-    return t_down, math.sqrt(max(_sigma(t_next) ** 2 - _sigma(t_down) ** 2, 0.0))
+    t_down = torch.minimum(t_end, _time(down))
+    return t_down, float((_sigma(t_next) ** 2 - _sigma(t_down) ** 2).clamp(min=0) ** 0.5)
 
 
-def _report(run: Run, i: int, x: Tensor, t: float, denoised: Tensor, **more: Any) -> None:
+def _report(run: Run, i: int, x: Tensor, t: Tensor, denoised: Tensor, **more: Any) -> None:
     if run.callback is not None:
-        sigma = torch.tensor(_sigma(t))
+        sigma = _sigma(t)
         run.callback({"x": x, "i": i, "sigma": sigma, "sigma_hat": sigma, "denoised": denoised, **more})
 
 
@@ -150,10 +162,10 @@ def sample_dpm_fast(
     run = Run(model, x, [], extra_args, callback)
     solver = DPMSolver(run)
     noise = StepNoise(run, x, noise_sampler)
-    t_start, t_end = -math.log(float(sigma_max)), -math.log(float(sigma_min))
+    t_start, t_end = _time(sigma_max), _time(sigma_min)
     parts = n // 3 + 1
     orders = [3] * (parts - 2) + [2, 1] if n % 3 == 0 else [3] * (parts - 1) + [n % 3]
-    times = [t_start + (t_end - t_start) * k / parts for k in range(parts + 1)]
+    times = torch.linspace(float(t_start), float(t_end), parts + 1).unbind()
     for i, order in enumerate(orders):
         t, t_next = times[i], times[i + 1]
         t_solve, up = _split(t, t_next, t_end, eta)
@@ -166,7 +178,7 @@ def sample_dpm_fast(
         else:
             x = solver.step3(x, t, t_solve, eps, {})
         if up > 0:
-            x = x + noise(_sigma(t), _sigma(t_next)) * (up * s_noise)
+            x = x + noise(float(_sigma(t)), float(_sigma(t_next))) * (up * s_noise)
     return x
 
 
@@ -203,12 +215,12 @@ def sample_dpm_adaptive(
     run = Run(model, x, [], extra_args, callback)
     solver = DPMSolver(run)
     noise = StepNoise(run, x, noise_sampler)
-    t, t_end = -math.log(float(sigma_max)), -math.log(float(sigma_min))
+    t, t_end = _time(sigma_max), _time(sigma_min)
     controller = PIDStepSizeController(h_init, pcoeff, icoeff, dcoeff, 1.5 if eta else order, accept_safety)
     info = {"steps": 0, "nfe": 0, "n_accept": 0, "n_reject": 0}
     previous = x
     while t < t_end - 1e-5:
-        t_next = min(t_end, t + controller.h)
+        t_next = torch.minimum(t_end, t + controller.h)
         t_solve, up = _split(t, t_next, t_end, eta)
         eps = solver.eps(x, t)
         denoised = x - eps * _sigma(t)
@@ -220,12 +232,12 @@ def sample_dpm_adaptive(
             low = solver.step2(x, t, t_solve, eps, cache, r1=1 / 3)
             high = solver.step3(x, t, t_solve, eps, cache)
         allowed = (rtol * torch.maximum(low.abs(), previous.abs())).clamp(min=atol)
-        error = float(torch.linalg.vector_norm((low - high) / allowed)) / math.sqrt(x.numel())
+        error = float(torch.linalg.vector_norm((low - high) / allowed) / x.numel() ** 0.5)
         if controller.propose_step(error):
             previous = low
             x = high
             if up > 0:
-                x = x + noise(_sigma(t), _sigma(t_next)) * (up * s_noise)
+                x = x + noise(float(_sigma(t)), float(_sigma(t_next))) * (up * s_noise)
             t = t_next
             info["n_accept"] += 1
         else:

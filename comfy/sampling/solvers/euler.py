@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -168,13 +169,15 @@ def sample_ddpm(
     for i, s, n in run.steps():
         denoised = run.denoise(x, s)
         run.report(i, x, denoised)
-        cumprod, cumprod_next = 1 / (s * s + 1), 1 / (n * n + 1)
+        # float32 like the latent: at small sigmas 1 - cumprod keeps few digits, and they are part of the result
+        s32, n32, one = np.float32(s), np.float32(n), np.float32(1)
+        cumprod, cumprod_next = one / (s32 * s32 + one), one / (n32 * n32 + one)
         ratio = cumprod / cumprod_next
         predicted_noise = (x - denoised) / s
         vp = x / math.sqrt(1.0 + s * s)
-        mean = (vp - (1 - ratio) / math.sqrt(1 - cumprod) * predicted_noise) / math.sqrt(ratio)
+        mean = (vp - predicted_noise * float((one - ratio) / np.sqrt(one - cumprod))) / math.sqrt(ratio)
         if n > 0:
-            variance = (1 - ratio) * (1 - cumprod_next) / (1 - cumprod)
+            variance = float((one - ratio) * (one - cumprod_next) / (one - cumprod))
             mean = mean + noise(s, n) * math.sqrt(variance)
         x = mean * math.sqrt(1.0 + n * n)
     return x

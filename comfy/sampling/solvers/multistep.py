@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from comfy.sampling.solvers.common import Callback, ModelFunction, Run, euler_step, to_d
+from comfy.sampling.solvers.common import Callback, ModelFunction, Run, to_d
 
 
 @lru_cache(maxsize=32)
@@ -45,21 +45,31 @@ def _adams_bashforth(
     extra_args: dict[str, Any] | None,
     callback: Callback | None,
     max_order: int,
-    coefficients: Callable[[list[float], int, int], Sequence[float]],
+    coefficients: Callable[[list[float], int, int], tuple[Sequence[float], float | None]],
+    report_start: bool = True,
 ) -> Tensor:
-    """`coefficients(sigmas, step, order)`: factors of the last slopes, newest first, step width included."""
+    """`coefficients(sigmas, step, order)`: factors of the last slopes, newest first, and either their divisor,
+    for a step of width 1, or None where the width is already in the factors.
+
+    `report_start`: the callback sees the x that the run began with, as the ecosystem's iPNDM and DEIS do.
+    """
     run = Run(model, x, sigmas, extra_args, callback)
+    start = x
     slopes: list[Tensor] = []
     for i, s, n in run.steps():
         denoised = run.denoise(x, s)
-        run.report(i, x, denoised)
+        run.report(i, start if report_start else x, denoised)
         if n == 0:
             x = denoised
             continue
         slopes.insert(0, to_d(x, s, denoised))
         del slopes[max_order:]
-        for factor, slope in zip(coefficients(run.sigmas, i, len(slopes)), slopes):
-            x = torch.add(x, slope, alpha=factor)
+        factors, divisor = coefficients(run.sigmas, i, len(slopes))
+        # slopes are summed before they meet x: at large sigmas x has few digits left for single terms
+        total = slopes[0] * factors[0]
+        for factor, slope in zip(factors[1:], slopes[1:]):
+            total = total + slope * factor
+        x = x + (total if divisor is None else total * (n - s) / divisor)
     return x
 
 
@@ -75,17 +85,18 @@ def sample_lms(
 ) -> Tensor:
     """Adams-Bashforth in sigma with exact coefficients for uneven steps (Katherine Crowson's k-diffusion LMS)."""
 
-    def coefficients(t: list[float], i: int, used: int) -> list[float]:
-        return [linear_multistep_coeff(used, t, i, j) for j in range(used)]
+    def coefficients(t: list[float], i: int, used: int) -> tuple[list[float], None]:
+        return [linear_multistep_coeff(used, t, i, j) for j in range(used)], None
 
-    return _adams_bashforth(model, x, sigmas, extra_args, callback, order, coefficients)
+    return _adams_bashforth(model, x, sigmas, extra_args, callback, order, coefficients, report_start=False)
 
 
+# factors of the slopes, and what their sum is divided by
 _FIXED_ADAMS = {
-    1: (1.0,),
-    2: (3 / 2, -1 / 2),
-    3: (23 / 12, -16 / 12, 5 / 12),
-    4: (55 / 24, -59 / 24, 37 / 24, -9 / 24),
+    1: ((1.0,), 1.0),
+    2: ((3.0, -1.0), 2.0),
+    3: ((23.0, -16.0, 5.0), 12.0),
+    4: ((55.0, -59.0, 37.0, -9.0), 24.0),
 }
 
 
@@ -101,29 +112,33 @@ def sample_ipndm(
 ) -> Tensor:
     """Improved PNDM: Adams-Bashforth with the coefficients of even steps (Zhang & Chen 2022, arXiv:2204.13902)."""
 
-    def coefficients(t: list[float], i: int, order: int) -> list[float]:
-        return [c * (t[i + 1] - t[i]) for c in _FIXED_ADAMS[order]]
+    def coefficients(t: list[float], i: int, order: int) -> tuple[Sequence[float], float]:
+        return _FIXED_ADAMS[order]
 
     return _adams_bashforth(model, x, sigmas, extra_args, callback, min(max_order, 4), coefficients)
 
 
-def _variable_adams(t: list[float], i: int, order: int) -> list[float]:
+def _variable_adams(t: list[float], i: int, order: int) -> tuple[list[float], float]:
     """Adams-Bashforth for uneven steps, by the ratios of step widths."""
+    return _variable_factors(t, i, order), 1.0
+
+
+def _variable_factors(t: list[float], i: int, order: int) -> list[float]:
     h = t[i + 1] - t[i]
     h1 = t[i] - t[i - 1] if order > 1 else 0.0
     h2 = t[i - 1] - t[i - 2] if order > 2 else 0.0
     h3 = t[i - 2] - t[i - 3] if order > 3 else 0.0
     if order == 1:
-        return [h]
+        return [1.0]
     ratio = h / h1
     if order == 2:
-        return [h * (2 + ratio) / 2, -h * ratio / 2]
+        return [(2 + ratio) / 2, -ratio / 2]
     third = (1 - h / (3 * (h + h1)) * (h * (h + h1)) / (h1 * (h1 + h2))) / 2
     if order == 3:
         return [
-            h * ((2 + ratio) / 2 + third),
-            h * (-ratio / 2 - (1 + h1 / h2) * third),
-            h * third * h1 / h2,
+            (2 + ratio) / 2 + third,
+            -ratio / 2 - (1 + h1 / h2) * third,
+            third * h1 / h2,
         ]
     fourth = (
         ((1 - h / (3 * (h + h1))) / 2 + (1 - h / (2 * (h + h1))) * h / (6 * (h + h1 + h2)))
@@ -132,10 +147,10 @@ def _variable_adams(t: list[float], i: int, order: int) -> list[float]:
     )
     steeper = h1 * (h1 + h2) / (h2 * (h2 + h3))
     return [
-        h * ((2 + ratio) / 2 + third + fourth),
-        h * (-ratio / 2 - (1 + h1 / h2) * third - (1 + h1 / h2 + steeper) * fourth),
-        h * (third * h1 / h2 + (h1 / h2 + steeper * (1 + h2 / h3)) * fourth),
-        h * -fourth * steeper * h1 / h2,
+        (2 + ratio) / 2 + third + fourth,
+        -ratio / 2 - (1 + h1 / h2) * third - (1 + h1 / h2 + steeper) * fourth,
+        third * h1 / h2 + (h1 / h2 + steeper * (1 + h2 / h3)) * fourth,
+        -fourth * steeper * h1 / h2,
     ]
 
 
@@ -154,16 +169,19 @@ def sample_ipndm_v(
 
 
 class _VPTime:
-    """The continuous VP process whose sigmas run over [sigma_min, sigma_max]: sigma <-> its time."""
+    """The continuous VP process whose sigmas run over [sigma_min, sigma_max]: sigma <-> its time.
+
+    Times are float32: for sigmas beyond sigma_max they bunch up, and the coefficients show their rounding.
+    """
 
     def __init__(self, sigma_min: float = 0.002, sigma_max: float = 80.0, epsilon: float = 1e-3) -> None:
-        low, high = math.log(sigma_min**2 + 1), math.log(sigma_max**2 + 1)
-        self.beta_d = 2 * (low / epsilon - high) / (epsilon - 1)
-        self.beta_min = high - 0.5 * self.beta_d
+        low, high = torch.log(torch.tensor([sigma_min, sigma_max]) ** 2 + 1)
+        beta_d = 2 * (low / epsilon - high) / (epsilon - 1)
+        self.beta_d, self.beta_min = float(beta_d), float(high - 0.5 * beta_d)
 
-    def time(self, sigma: float) -> float:
-        root = math.sqrt(self.beta_min**2 + 2 * self.beta_d * math.log(1 + sigma**2))
-        return (root - self.beta_min) / self.beta_d
+    def times(self, sigmas: Sequence[float]) -> list[float]:
+        log_snr = (torch.tensor(sigmas) ** 2 + 1).log()
+        return (((self.beta_min**2 + 2 * self.beta_d * log_snr).sqrt() - self.beta_min) / self.beta_d).tolist()
 
     def sigma_slope(self, t: np.ndarray) -> np.ndarray:
         """d sigma / d time."""
@@ -181,7 +199,7 @@ def deis_coefficients(sigmas: Sequence[float], i: int, order: int) -> list[float
     Rectangle sums over 10,000 points ("tab"); the sums, not the exact integrals, are the method.
     """
     process = _VPTime()
-    times = [process.time(s) for s in sigmas[i - order + 1 : i + 2]]
+    times = process.times(sigmas[i - order + 1 : i + 2])
     start, end = times[-2], times[-1]
     past = times[-2::-1]
     t = np.linspace(start, end, DEIS_POINTS)
@@ -211,8 +229,8 @@ def sample_deis(
     if deis_mode != "tab":
         raise ValueError(f"deis_mode {deis_mode!r}: only 'tab' exists")
 
-    def coefficients(t: list[float], i: int, order: int) -> list[float]:
-        return [t[i + 1] - t[i]] if order == 1 else deis_coefficients(t, i, order)
+    def coefficients(t: list[float], i: int, order: int) -> tuple[list[float], None]:
+        return ([t[i + 1] - t[i]] if order == 1 else deis_coefficients(t, i, order)), None
 
     return _adams_bashforth(model, x, sigmas, extra_args, callback, max_order, coefficients)
 
@@ -239,9 +257,9 @@ def sample_gradient_estimation(
             x = denoised
             continue
         slope = to_d(x, s, uncond() if uncond is not None else denoised)
-        stepped = denoised + slope * n if cfg_pp else euler_step(x, denoised, s, n)
+        stepped = denoised + slope * n if cfg_pp else x + slope * (n - s)
         if slope_before is not None:
-            stepped = stepped + (slope - slope_before) * ((ge_gamma - 1) * (n - s))
+            stepped = stepped + (slope - slope_before) * (ge_gamma - 1) * (n - s)
         x, slope_before = stepped, slope
     return x
 

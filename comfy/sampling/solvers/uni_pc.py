@@ -19,8 +19,17 @@ MAX_ORDER = 3
 LAST_SIGMA = 0.001
 
 
-def _alpha(s: float) -> float:
-    return 1 / math.sqrt(1 + s * s)
+def _vp_levels(sigmas: list[float]) -> tuple[list[float], list[float], list[float]]:
+    """(alpha, noise level, lam) of each sigma, in float32.
+
+    At small sigmas the noise level sqrt(1 - alpha^2) keeps only a digit or two, which moves lam at the end of a
+    run visibly; the method's known results have that rounding in them.
+    """
+    levels = torch.tensor(sigmas, dtype=torch.float32)
+    log_alpha = 0.5 * torch.log(1 / (levels * levels + 1))
+    std = torch.sqrt(1 - torch.exp(2 * log_alpha))
+    lam = log_alpha - 0.5 * torch.log(1 - torch.exp(2 * log_alpha))
+    return log_alpha.exp().tolist(), std.tolist(), lam.tolist()
 
 
 def _coefficients(
@@ -64,6 +73,7 @@ def sample_unipc(
 ) -> Tensor:
     """UniPC of order three; `variant`: "bh1" or "bh2", the paper's two choices of B(h).
 
+    The callback sees y, and the last step together with the one before it. A run of one step does nothing.
     Writes LAST_SIGMA into the end of `sigmas` when that is 0: who scales the result afterwards has to know.
     """
     if variant not in ("bh1", "bh2"):
@@ -76,39 +86,42 @@ def sample_unipc(
         sigmas[-1] = LAST_SIGMA
     steps = len(run)
     max_order = min(MAX_ORDER, steps - 1)
-    lams = [-math.log(s) for s in run.sigmas]
+    alphas, stds, lams = _vp_levels(run.sigmas)
 
     def evaluate(y: Tensor, i: int) -> Tensor:
         s = run.sigmas[i]
-        latent = y / _alpha(s)
-        denoised = run.denoise(latent, s)
-        return denoised
+        return run.denoise(y / alphas[i], s)
 
-    y = x * _alpha(run.sigmas[0])
+    y = x / math.sqrt(1 + run.sigmas[0] ** 2)
     data = [evaluate(y, 0)]  # newest first
-    run.report(0, x, data[0])
+    if max_order == 0:
+        # one step leaves no point to extrapolate from: nothing is done
+        run.report(0, y, data[0])
+        return y / alphas[-1]
+    run.report(0, y, data[0])
     for i in range(1, steps + 1):
         # warm up with the points there are, and end with the steps that are left
         order = max(1, min(i, max_order, steps + 1 - i))
-        s, n = run.sigmas[i - 1], run.sigmas[i]
         h = lams[i] - lams[i - 1]
         past = [lams[i - 1 - k] for k in range(order)]
         ratios, predictor, corrector, basis = _coefficients(past, h, order, variant)
-        alpha = _alpha(n)
+        alpha = alphas[i]
         differences = [(data[k + 1] - data[0]) / r for k, r in enumerate(ratios)]
-        base = y * (n * alpha / (s * _alpha(s))) - data[0] * (alpha * math.expm1(-h))
+        base = y * (stds[i] / stds[i - 1]) - data[0] * (alpha * math.expm1(-h))
         y = base
         for weight, difference in zip(predictor, differences):
             y = torch.add(y, difference, alpha=-alpha * basis * float(weight))
         if i == steps:
+            run.report(steps - 1, y, data[0])
             break
         now = evaluate(y, i)
         y = base
         for weight, difference in zip(corrector, [*differences, now - data[0]]):
             y = torch.add(y, difference, alpha=-alpha * basis * float(weight))
         data = [now, *data[: MAX_ORDER - 1]]
-        run.report(i, y, now)
-    return y / _alpha(run.sigmas[-1])
+        if i < steps - 1:
+            run.report(i, y, now)
+    return y / alphas[-1]
 
 
 @torch.no_grad()
