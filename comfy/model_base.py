@@ -312,6 +312,8 @@ def load_assigned(module: nn.Module, sd: Mapping[str, Tensor], name: str, assign
 
     Raises WeightsMismatch for missing tensors or other shapes.
     """
+    # Before loading: an assigned tensor takes over whether its predecessor wanted a gradient.
+    module.requires_grad_(False)
     try:
         missing, unexpected = module.load_state_dict(sd, strict=False, assign=assign)
     except RuntimeError as e:
@@ -321,5 +323,4 @@ def load_assigned(module: nn.Module, sd: Mapping[str, Tensor], name: str, assign
         raise WeightsMismatch(f"{name}: the file lacks {shown}")
     if unexpected:
         log.info("%s: %d tensors of the file are not used, such as %s", name, len(unexpected), unexpected[0])
-    module.requires_grad_(False)
     return unexpected

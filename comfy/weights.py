@@ -58,6 +58,7 @@ class UnsafeWeightsError(WeightsFileError):
 
 # A node runs in inference mode, but weights outlive it: only ordinary tensors can be parameters and be patched.
 @torch.inference_mode(False)
+@torch.inference_mode(False)
 def load_torch_file(
     ckpt: str | os.PathLike,
     safe_load: bool = False,
