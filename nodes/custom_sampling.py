@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from comfy_api.latest import io
 
 import comfy.model_management
 import comfy.sample
 import comfy.samplers
 import comfy.utils
 import latent_preview
+from comfy_api.latest import io
 
 from .constants import MAX_SEED
 
@@ -241,7 +241,12 @@ def _finished(latent: dict, samples: torch.Tensor, denoised: dict, model: Any) -
 
 def _fitting_latent(model: Any, latent: dict) -> dict:
     """The latent with as many channels, and of such size, as the model needs if it is still empty."""
-    samples = comfy.sample.fix_empty_latent_channels(model, latent["samples"], latent.get("downscale_ratio_spacial"))
+    samples = comfy.sample.fix_empty_latent_channels(
+        model,
+        latent["samples"],
+        latent.get("downscale_ratio_spacial"),
+        latent.get("downscale_ratio_temporal"),
+    )
     return {**latent, "samples": samples}
 
 

@@ -14,8 +14,7 @@ from .constants import MAX_RESOLUTION
 def _resampled(model: Any, parametrisation: type, table: type, **parameters: float) -> Any:
     """A clone of the model with another table of noise levels and another meaning of its output."""
     patched = model.clone()
-    kind = type("PatchedModelSampling", (table, parametrisation), {})
-    sampling = kind(model.model.model_config)
+    sampling = comfy.model_sampling.combine(parametrisation, table)(model.model.model_config)
     sampling.set_parameters(**parameters)
     patched.add_object_patch("model_sampling", sampling)
     return patched

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 import comfy.sample
 import comfy.samplers
 import comfy.utils
 import latent_preview
-import torch
 
 from .constants import MAX_SEED
 
@@ -35,7 +36,12 @@ def common_ksampler(
     start_step, last_step: part of the schedule by step numbers.
     force_full_denoise: end at sigma 0 even if last_step stops earlier.
     """
-    samples = comfy.sample.fix_empty_latent_channels(model, latent["samples"], latent.get("downscale_ratio_spacial"))
+    samples = comfy.sample.fix_empty_latent_channels(
+        model,
+        latent["samples"],
+        latent.get("downscale_ratio_spacial"),
+        latent.get("downscale_ratio_temporal"),
+    )
     if disable_noise:
         noise = torch.zeros_like(samples, device="cpu")
     else:
