@@ -142,7 +142,7 @@ async def test_replaced_class_needs_no_meta_and_keeps_inputs_without_a_mapping(r
     from gateway.node_replacements import Replacement
 
     running.server.node_replace_manager.register(Replacement("Text", "Old Text"))
-    status, answer, _ = await running.post(
+    status, _answer, _ = await running.post(
         "/prompt", json={"prompt": {"1": {"class_type": "Old Text", "inputs": {"text": "x"}}}}
     )
     assert status == 200
