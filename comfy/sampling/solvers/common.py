@@ -19,6 +19,10 @@ Callback = Callable[[dict[str, Any]], None]
 Sigmas = Tensor | Sequence[float]
 
 
+class UnknownSolverTypeError(ValueError):
+    """A solver variant that does not exist."""
+
+
 def sigma_batch(x: Tensor, sigma: float) -> Tensor:
     """`sigma` for each item of the batch, float32 on x's device.
 

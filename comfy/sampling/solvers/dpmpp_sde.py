@@ -18,6 +18,7 @@ from comfy.sampling.solvers.common import (
     LogSNR,
     ModelFunction,
     Run,
+    UnknownSolverTypeError,
     brownian_noise,
     get_ancestral_step,
 )
@@ -113,10 +114,6 @@ def sample_dpmpp_sde_gpu(
 ) -> Tensor:
     """`sample_dpmpp_sde` with noise from the latent's device."""
     return _sample_sde(model, x, sigmas, extra_args, callback, eta, s_noise, noise_sampler, r, on_cpu=False)
-
-
-class UnknownSolverTypeError(ValueError):
-    """A solver variant that does not exist."""
 
 
 def _sample_multistep_sde(

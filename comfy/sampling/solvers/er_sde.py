@@ -10,17 +10,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from comfy.sampling.solvers.common import Callback, LogSNR, ModelFunction, Run, StepNoise
+from comfy.sampling.solvers.common import Callback, LogSNR, ModelFunction, Run, StepNoise, UnknownSolverTypeError
 
 NoiseSampler = Callable[[Any, Any], Tensor]
 NoiseScaler = Callable[[Any], Any]
 
 INTEGRATION_POINTS = 200
+SOLVER_TYPES = ("ER-SDE", "Reverse-time SDE", "ODE")
 
 
 def default_er_sde_noise_scaler(v: Any) -> Any:
     """The paper's recommended noise scale, v * (e^(v^0.3) + 10)."""
     return v * (np.exp(np.power(v, 0.3)) + 10.0)
+
+
+def noise_scaler_for(solver_type: str, eta: float = 1.0) -> NoiseScaler:
+    """The noise scale of a solver type (SOLVER_TYPES); `eta` 0 makes each of them the ODE."""
+    if solver_type == "ER-SDE":
+        return lambda v: v * (np.exp(np.power(v, 0.3)) + 10.0) ** eta
+    if solver_type == "Reverse-time SDE":
+        return lambda v: np.power(v, eta + 1)
+    if solver_type == "ODE":
+        return lambda v: v
+    raise UnknownSolverTypeError(f"solver_type {solver_type!r} is none of {', '.join(SOLVER_TYPES)}")
 
 
 def _evaluate(scaler: NoiseScaler, v: np.ndarray) -> np.ndarray:

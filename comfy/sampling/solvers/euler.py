@@ -96,7 +96,8 @@ def sample_euler_ancestral(
                 x = x * scale + noise(s, n) * (s_noise * up)
         else:
             down, up = get_ancestral_step(s, n, eta)
-            x = euler_step(x, denoised, s, down) + noise(s, n) * (s_noise * up)
+            # nothing of x is left (ascending sigmas): noise on top of D would not be a step of this process
+            x = denoised if down == 0 else euler_step(x, denoised, s, down) + noise(s, n) * (s_noise * up)
     return x
 
 
@@ -124,20 +125,14 @@ def sample_euler_ancestral_cfg_pp(
         if n == 0:
             return denoised
         alpha, alpha_next = process.alpha(s), process.alpha(n)
-        # noise levels relative to the signal; pure noise (alpha 0) is infinitely far
+        # noise levels relative to the signal; from pure noise (alpha 0) all of the next level is drawn anew
         from_level, to_level = (s / alpha if alpha else math.inf), n / alpha_next
-        down, up = get_ancestral_step(from_level, to_level, eta) if alpha else _from_pure_noise(to_level, eta)
+        down, up = get_ancestral_step(from_level, to_level, eta) if alpha or not eta else (0.0, to_level)
         slope = (x - alpha * uncond()) / s
         x = alpha_next * (denoised + down * slope)
         if up > 0:
             x = x + noise(s, n) * (alpha_next * s_noise * up)
     return x
-
-
-def _from_pure_noise(level: float, eta: float) -> tuple[float, float]:
-    """The limit of the ancestral step as its start goes to infinity."""
-    up = min(level, eta * level)
-    return math.sqrt(level**2 - up**2), up
 
 
 @torch.no_grad()
@@ -151,6 +146,25 @@ def sample_euler_cfg_pp(
 ) -> Tensor:
     """CFG++ without noise: Euler whose slope is that of the negative (arXiv:2406.08070, algorithm 2)."""
     return sample_euler_ancestral_cfg_pp(model, x, sigmas, extra_args, callback, disable, eta=0.0)
+
+
+@torch.no_grad()
+def sample_euler_cfg_pp_alternative(
+    model: ModelFunction,
+    x: Tensor,
+    sigmas: Tensor,
+    extra_args: dict[str, Any] | None = None,
+    callback: Callback | None = None,
+    disable: bool | None = None,
+) -> Tensor:
+    """Euler on x moved by the guidance: the slope is (x - D + (Du - D))/s, also in the last step."""
+    run = Run(model, x, sigmas, extra_args, callback)
+    uncond = run.keep_uncond()
+    for i, s, n in run.steps():
+        denoised = run.denoise(x, s)
+        run.report(i, x, denoised)
+        x = x + (x - denoised + (uncond() - denoised)) * ((n - s) / s)
+    return x
 
 
 @torch.no_grad()

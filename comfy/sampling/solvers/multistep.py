@@ -6,7 +6,6 @@ in how the coefficients are found. Coefficients are host floats, computed before
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any

@@ -28,20 +28,24 @@ def get_tau_interval_func(start_sigma: float, end_sigma: float, eta: float = 1.0
 def adams_coefficients(lams: Sequence[float], s: float, n: float, tau: float, simple_order_2: bool) -> np.ndarray:
     """Weights of D at `lams` in the exponential step from lam `s` to `n`.
 
-    Integrals of (1+tau^2) e^((1+tau^2)(lam - n)) times the Lagrange basis of `lams`; with `simple_order_2` two
-    points are weighted as the basis is at the middle of the step.
+    Integrals of (1+tau^2) e^((1+tau^2)(lam - n)) times the Lagrange basis of `lams`. With `simple_order_2` the
+    slope through two points is weighted by its leading term in h alone.
     """
     h = n - s
     rate = (1 + tau**2) * h
     # u = (lam - n)/h runs from -1 to 0, which keeps the powers of the Vandermonde matrix near 1
-    nodes = (np.asarray(lams) - n) / h
+    nodes = (np.asarray(lams) - s) / h - 1.0
     decay = math.exp(-rate)
     moments = [1 - decay]
     for k in range(1, len(nodes)):
         moments.append(-decay * (-1.0) ** k - k / rate * moments[-1])
     if simple_order_2 and len(nodes) == 2:
-        middle = moments[0] * np.array([1.0, -0.5])
-        return np.linalg.solve(np.vander(nodes, increasing=True).T, middle)
+        # of the two, one is at s itself (node -1); the other gets h^2/2 of the slope towards it
+        other = 0 if nodes[1] == -1.0 else 1
+        weight = 0.5 * rate / (nodes[other] + 1.0)
+        weights = np.full(2, moments[0] - weight)
+        weights[other] = weight
+        return weights
     return np.linalg.solve(np.vander(nodes, increasing=True).T, np.array(moments))
 
 

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from comfy.sampling.solvers.common import Callback, LogSNR, ModelFunction, Run, StepNoise
-from comfy.sampling.solvers.dpmpp_sde import UnknownSolverTypeError
+from comfy.sampling.solvers.common import Callback, LogSNR, ModelFunction, Run, StepNoise, UnknownSolverTypeError
 
 NoiseSampler = Callable[[Any, Any], Tensor]
 
