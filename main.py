@@ -105,10 +105,15 @@ async def serve() -> int:
     """Run the server until a signal or a fatal error; returns the exit status."""
     import execution
     import workers.local
+    from assets.database import DatabaseUnavailable
     from server import PromptServer
 
     loop = asyncio.get_running_loop()
-    server = PromptServer(loop)
+    try:
+        server = PromptServer(loop)
+    except DatabaseUnavailable as error:
+        log.error("%s", error)
+        return EXIT_FAILED
     server.stop_requested = loop.create_future()
     queue = execution.PromptQueue(server)
     worker = workers.local.PromptWorker(server, queue)

@@ -75,7 +75,7 @@ class Database:
                 os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
                 self._take_file()
             except OSError as error:
-                raise DatabaseUnavailable(f"the database {path} cannot be used: {error}") from error
+                raise DatabaseUnavailable(f"the database {path} cannot be used: {error.strerror or error}") from error
         try:
             self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
             self._connection.row_factory = sqlite3.Row
