@@ -4,7 +4,8 @@
  * Where there is nothing to restore, the front end opens a blank canvas under its template browser (a fresh user) or
  * a default graph (a known user in another browser); both want models that are not here. This extension opens
  * `text_to_image.workflow.json` instead and notes that the introduction is over, so that the template browser stays
- * closed. Whoever has a workflow in this browser, or came by a link to one, keeps it: then this file does nothing.
+ * closed. Whoever has a workflow in this browser, or came by a link to one, keeps it; they find the starter in the menu
+ * (Help).
  *
  * Only the public extension interface is used. If a part of it is missing, the front end goes its own way.
  */
@@ -69,6 +70,16 @@ function report(error) {
 
 app.registerExtension({
   name: "Darkroom.Starter",
+
+  commands: [
+    {
+      id: "Darkroom.OpenStarter",
+      label: "Open the starter workflow",
+      icon: "pi pi-play",
+      function: async () => app.loadGraphData(await fetchWorkflow(), true, true, WORKFLOW_NAME),
+    },
+  ],
+  menuCommands: [{ path: ["Help"], commands: ["Darkroom.OpenStarter"] }],
 
   /** The front end is built but has opened no workflow yet. */
   async setup() {

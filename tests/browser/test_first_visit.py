@@ -113,6 +113,17 @@ def test_an_empty_workflow_of_the_user_s_own_stays_empty(first):
     assert len(first.requested(STARTER_FILE)) == 1
 
 
+def test_the_menu_opens_the_starter_again(first):
+    first.page.locator(".comfy-menu-button-wrapper").first.click()
+    first.page.get_by_text("Help", exact=True).first.hover()
+    first.page.get_by_text("Open the starter workflow").first.click()
+    first.wait(lambda: first.nodes(), "starter workflow", 30)
+    first.page.wait_for_timeout(500)
+    first.shot("6_from_the_menu")
+    assert without_meta(first.prompt()) == without_meta(EXAMPLE)
+    assert len(first.tabs()) == 3
+
+
 def test_no_complaints(first):
     assert first.refusals() == []
     assert first.complaints == []
@@ -121,7 +132,7 @@ def test_no_complaints(first):
 def test_a_known_user_s_other_browser_gets_the_starter_too(first, new_browser):
     other = new_browser()
     other.open()
-    other.shot("6_other_browser")
+    other.shot("7_other_browser")
     assert without_meta(other.prompt()) == without_meta(EXAMPLE)
     assert other.tabs() == ["text_to_image"]
     assert other.dialogs() == []
@@ -133,5 +144,4 @@ def test_without_the_starter_file_the_front_end_starts_as_ever(first, new_browse
     other.open()
     assert other.nodes() and other.nodes() != first.nodes()
     assert any("starter workflow" in complaint for complaint in other.complaints)
-    other.run_is_possible = other.page.locator("[data-testid=queue-button]").first.is_enabled()
-    assert other.run_is_possible
+    assert other.page.locator("[data-testid=queue-button]").first.is_enabled()
