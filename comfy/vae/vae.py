@@ -16,7 +16,7 @@ import comfy.ops
 import comfy.utils
 from comfy.model_base import load_assigned
 from comfy.model_patcher import ModelPatcher
-from comfy.vae import autoencoder_kl
+from comfy.vae.detection import detect
 
 log = logging.getLogger(__name__)
 
@@ -71,19 +71,19 @@ class VAE:
                 self._build(dict(sd))
 
     def _build(self, sd: dict[str, Tensor]) -> None:
-        if "decoder.conv_in.weight" not in sd or "encoder.conv_in.weight" not in sd:
+        found = detect(sd)
+        if found is None:
             log.warning("no known autoencoder among %d tensors, such as %s", len(sd), next(iter(sd)))
             return
-        config = autoencoder_kl.config_from_state_dict(sd)
-        weight_dtype = comfy.utils.weight_dtype(sd)
-        same = all(t.dtype == self.vae_dtype for t in sd.values())
+        weights = found.weights
+        same = all(t.dtype == self.vae_dtype for t in weights.values() if t.is_floating_point())
         operations = comfy.ops.disable_weight_init if same else comfy.ops.manual_cast
-        net = autoencoder_kl.AutoencoderKL(config, dtype=weight_dtype, device="meta", operations=operations)
-        load_assigned(net, sd, "VAE")
+        net = found.network(dtype=comfy.utils.weight_dtype(weights), device="meta", operations=operations)
+        load_assigned(net, weights, "VAE")
         self.first_stage_model = net.eval()
-        self.latent_channels = config.latent_channels
-        self.output_channels = config.out_channels
-        self.downscale_ratio = self.upscale_ratio = config.downscale
+        self.latent_channels = found.latent_channels
+        self.output_channels = found.output_channels
+        self.downscale_ratio = self.upscale_ratio = found.downscale
         self.patcher = ModelPatcher(net, self.device, comfy.model_management.vae_offload_device())
 
     # --- facts

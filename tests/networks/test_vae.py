@@ -1,15 +1,18 @@
 """The VAE of nodes against recordings: pictures in, pictures out, whole and in tiles."""
 
+import json
+
 import pytest
 import torch
+from safetensors import safe_open
 
 import comfy.devices
 import comfy.utils
 from comfy.sd import VAE, InvalidVAE
-from tests.networks.golden import LIMIT, Golden, error
+from tests.networks.golden import DATA, LIMIT, Golden, error, load_weights
 
 
-@pytest.fixture(scope="module", params=["vae_kl4", "vae_kl16"])
+@pytest.fixture(scope="module", params=["vae_kl4", "vae_kl16", "vae_flux2"])
 def golden(request) -> Golden:
     return Golden(request.param)
 
@@ -104,6 +107,33 @@ def test_empty_vae_says_so_when_used(sd):
     ):
         with pytest.raises(InvalidVAE, match="holds no autoencoder"):
             use()
+
+
+@pytest.mark.parametrize("kind", ["taesd", "taesdxl", "taesd3", "taef1"])
+def test_tiny_autoencoders(kind):
+    with safe_open(DATA / "taesd.io.safetensors", "pt") as f:
+        recorded = {key: f.get_tensor(key) for key in f.keys()}  # noqa: SIM118
+        scale, shift, channels = json.loads(f.metadata()["config"])["scale_shift"][kind]
+    sd = {
+        f"taesd_{part}.{key}": value.float()
+        for part in ("encoder", "decoder")
+        for key, value in load_weights(f"taesd_{part}").items()
+    }
+    if channels == 16:
+        sd.update(load_weights("taesd_16ch_delta"))
+    vae = VAE(sd={**sd, "vae_scale": torch.tensor(scale), "vae_shift": torch.tensor(shift)})
+    assert vae.latent_channels == channels
+    assert error(vae.encode(recorded["in.pixels"]), recorded[f"out.{kind}.encode"]) < LIMIT
+    assert error(vae.decode(recorded[f"in.{kind}.latent"]), recorded[f"out.{kind}.decode"]) < LIMIT
+
+
+def test_pixel_space():
+    vae = VAE(sd={"pixel_space_vae": torch.tensor(1.0)})
+    pixels = torch.rand(1, 5, 7, 3)
+    latent = vae.encode(pixels)
+    assert latent.shape == (1, 3, 5, 7)
+    assert torch.allclose(latent, pixels.movedim(-1, 1) * 2 - 1)
+    assert torch.allclose(vae.decode(latent), pixels, atol=1e-6)
 
 
 def test_progress_counts_tiles(golden, vae, monkeypatch):
