@@ -3,24 +3,22 @@
 
     python examples/submit_and_wait.py --text "a large yellow star on a purple background" --out star.png
 
-Needs the websocket-client package. Works with any ComfyUI-compatible server. The prompt file holds what a POST /prompt
-takes (`{"prompt": {…}}`) or the bare graph (what the front end exports as "API").
+Needs aiohttp, which the server needs too. Works with any ComfyUI-compatible server. The prompt file holds what a
+POST /prompt takes (`{"prompt": {…}}`) or the bare graph (what the front end exports as "API").
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import random
 import sys
-import urllib.error
-import urllib.parse
-import urllib.request
 import uuid
 from pathlib import Path
 from typing import Any
 
-import websocket
+import aiohttp
 
 DEFAULT_PROMPT = Path(__file__).parent / "text_to_image.json"
 SILENCE_SECONDS = 600  # a server that says nothing for so long is given up
@@ -68,15 +66,12 @@ def set_text(graph: Graph, text: str) -> None:
         raise Failed("--text: no text encoder at the `positive` input of a sampler")
 
 
-def submit(server: str, graph: Graph, client_id: str) -> str:
+async def submit(session: aiohttp.ClientSession, server: str, graph: Graph, client_id: str) -> str:
     """POST /prompt; returns the prompt id. Raises Failed with what is wrong with which node."""
-    body = json.dumps({"prompt": graph, "client_id": client_id}).encode()
-    request = urllib.request.Request(f"{server}/prompt", body, {"Content-Type": "application/json"})
-    try:
-        with urllib.request.urlopen(request) as answer:
-            return json.load(answer)["prompt_id"]
-    except urllib.error.HTTPError as error:
-        raise Failed(refusal(error.code, error.read())) from error
+    async with session.post(f"{server}/prompt", json={"prompt": graph, "client_id": client_id}) as answer:
+        if answer.status != 200:
+            raise Failed(refusal(answer.status, await answer.read()))
+        return (await answer.json())["prompt_id"]
 
 
 def refusal(status: int, body: bytes) -> str:
@@ -91,15 +86,17 @@ def refusal(status: int, body: bytes) -> str:
         return f"status {status}: {body[:300]!r}"
 
 
-def follow(socket: websocket.WebSocket, prompt_id: str, graph: Graph) -> list[dict[str, str]]:
+async def follow(socket: aiohttp.ClientWebSocketResponse, prompt_id: str, graph: Graph) -> list[dict[str, str]]:
     """Report progress until the prompt has ended; returns the images it saved. Raises Failed if it failed."""
     images: list[dict[str, str]] = []
     failure = None
     while True:
-        frame = socket.recv()
-        if not isinstance(frame, str):
+        frame = await socket.receive(SILENCE_SECONDS)
+        if frame.type is aiohttp.WSMsgType.BINARY:
             continue  # a preview picture
-        event = json.loads(frame)
+        if frame.type is not aiohttp.WSMsgType.TEXT:
+            raise Failed("the server has closed the connection")
+        event = json.loads(frame.data)
         data = event.get("data") or {}
         if data.get("prompt_id") != prompt_id:
             continue  # the state of the queue, or another prompt
@@ -128,24 +125,22 @@ def report(text: str) -> None:
         print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
 
-def fetch(server: str, image: dict[str, str]) -> bytes:
+async def fetch(session: aiohttp.ClientSession, server: str, image: dict[str, str]) -> bytes:
     """The image file itself, through GET /view."""
-    with urllib.request.urlopen(f"{server}/view?{urllib.parse.urlencode(image)}") as answer:
-        return answer.read()
+    async with session.get(f"{server}/view", params=image) as answer:
+        answer.raise_for_status()
+        return await answer.read()
 
 
-def draw(server: str, graph: Graph) -> list[tuple[dict[str, str], bytes]]:
+async def draw(server: str, graph: Graph) -> list[tuple[dict[str, str], bytes]]:
     """Run the graph on the server; returns (entry, file content) for each saved image."""
     client_id = str(uuid.uuid4())
-    scheme, _, rest = server.partition("://")
-    address = f"{'wss' if scheme == 'https' else 'ws'}://{rest}/ws?clientId={client_id}"
-    # Connect before submitting: events that nobody listens to are not sent again.
-    socket = websocket.create_connection(address, timeout=SILENCE_SECONDS)
-    try:
-        images = follow(socket, submit(server, graph, client_id), graph)
-    finally:
-        socket.close()
-    return [(image, fetch(server, image)) for image in images]
+    async with aiohttp.ClientSession() as session:
+        # Connect before submitting: events that nobody listens to are not sent again.
+        async with session.ws_connect(f"{server}/ws", params={"clientId": client_id}, max_msg_size=0) as socket:
+            prompt_id = await submit(session, server, graph, client_id)
+            images = await follow(socket, prompt_id, graph)
+        return [(image, await fetch(session, server, image)) for image in images]
 
 
 def out_path(out: Path | None, image: dict[str, str], index: int) -> Path:
@@ -169,14 +164,17 @@ def main() -> int:
         set_seed(graph, random.randrange(2**32) if args.seed is None else args.seed)
         if args.text is not None:
             set_text(graph, args.text)
-        pictures = draw(args.server.rstrip("/"), graph)
+        pictures = asyncio.run(draw(args.server.rstrip("/"), graph))
         if not pictures:
             raise Failed("the prompt saved no picture")
         for index, (image, content) in enumerate(pictures):
             path = out_path(args.out, image, index)
             path.write_bytes(content)
             print(path)
-    except (Failed, OSError, websocket.WebSocketException) as error:
+    except asyncio.TimeoutError:
+        print(f"error: the server said nothing for {SILENCE_SECONDS} s", file=sys.stderr)
+        return 1
+    except (Failed, OSError, aiohttp.ClientError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
