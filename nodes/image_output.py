@@ -8,14 +8,15 @@ import random
 import string
 from typing import Any
 
+import numpy as np
 import torch
-from comfy_api.latest import io
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 import folder_paths
+from comfy_api.latest import io
 
-from . import image_save
+from . import deep_images, image_save
 
 # TIFF tags that carry the metadata of animated WebP files: the prompt, then the others below it.
 _EXIF_MODEL = 0x0110
@@ -120,6 +121,115 @@ class SaveAnimatedPNG(io.ComfyNode):
         return io.NodeOutput(images, ui=_saved(files.write(data, "png"), files, len(frames)))
 
 
+# x and y of red, green, blue and white: ITU-R BT.709 and BT.2020.
+_BT709 = (0.64, 0.33, 0.30, 0.60, 0.15, 0.06, 0.3127, 0.3290)
+_BT2020 = (0.708, 0.292, 0.170, 0.797, 0.131, 0.046, 0.3127, 0.3290)
+
+
+def srgb_to_linear(values: torch.Tensor) -> torch.Tensor:
+    """Light of sRGB values (IEC 61966-2-1)."""
+    return torch.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055).clamp(min=0) ** 2.4)
+
+
+def hlg_to_linear(values: torch.Tensor) -> torch.Tensor:
+    """Scene light, 0..1, of hybrid log-gamma values (ITU-R BT.2100, table 5)."""
+    a, b, c = 0.17883277, 0.28466892, 0.55991073
+    return torch.where(values <= 0.5, values**2 / 3, (torch.exp((values - c) / a) + b) / 12)
+
+
+class SaveImageAdvanced(io.ComfyNode):
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="SaveImageAdvanced",
+            display_name="Save Image (Advanced)",
+            category="image",
+            description="Writes the images as PNG with 8 or 16 bits, or as OpenEXR.",
+            search_aliases=["export", "16 bit", "hdr", "exr"],
+            is_output_node=True,
+            essentials_category="Basics",
+            inputs=[
+                io.Image.Input("images", tooltip="Images to write."),
+                io.String.Input(
+                    "filename_prefix", tooltip="Start of the file name, with sub-folders if wanted.", default="ComfyUI"
+                ),
+                io.DynamicCombo.Input(
+                    "format",
+                    options=[
+                        io.DynamicCombo.Option(
+                            "png",
+                            [
+                                io.Combo.Input(
+                                    "bit_depth",
+                                    options=["8-bit", "16-bit"],
+                                    tooltip="Bits per channel.",
+                                    advanced=True,
+                                    default="8-bit",
+                                ),
+                                io.Combo.Input(
+                                    "input_color_space",
+                                    options=["sRGB"],
+                                    tooltip="What the values of the images mean; OpenEXR files hold linear light.",
+                                    advanced=True,
+                                    default="sRGB",
+                                ),
+                            ],
+                        ),
+                        io.DynamicCombo.Option(
+                            "exr",
+                            [
+                                io.Combo.Input(
+                                    "bit_depth",
+                                    options=["32-bit float"],
+                                    tooltip="Bits per channel.",
+                                    advanced=True,
+                                    default="32-bit float",
+                                ),
+                                io.Combo.Input(
+                                    "input_color_space",
+                                    options=["sRGB", "HDR", "linear"],
+                                    tooltip="What the values of the images mean; OpenEXR files hold linear light.",
+                                    advanced=True,
+                                    default="sRGB",
+                                ),
+                            ],
+                        ),
+                    ],
+                    tooltip="Kind of file.",
+                ),
+            ],
+            outputs=[io.Image.Output(display_name="images")],
+        )
+
+    @classmethod
+    def execute(cls, images: torch.Tensor, filename_prefix: str, format: dict[str, Any]) -> io.NodeOutput:
+        texts = image_save.metadata_texts(cls.hidden.prompt, cls.hidden.extra_pnginfo)
+        files = image_save.OutputFiles(
+            filename_prefix, folder_paths.get_output_directory(), images.shape[2], images.shape[1]
+        )
+        saved = []
+        for number, image in enumerate(images):
+            data = _encode_still(image, format, texts)
+            name = files.write(data, format["format"], number, closing="")
+            saved.append({"filename": name, "subfolder": files.subfolder, "type": "output"})
+        return io.NodeOutput(images, ui={"images": saved})
+
+
+def _encode_still(image: torch.Tensor, options: dict[str, Any], texts: dict[str, str]) -> bytes:
+    if options["format"] == "png":
+        if options["bit_depth"] == "8-bit":
+            return deep_images.encode_png(image_save.to_uint8(image), texts)
+        scaled = (image.detach().cpu().float() * 65535.0).clamp(0, 65535).nan_to_num(0.0)
+        return deep_images.encode_png(scaled.numpy().astype(np.uint16), texts)
+    space = options["input_color_space"]
+    image = image.detach().cpu().float()
+    light = image if space == "linear" else (hlg_to_linear if space == "HDR" else srgb_to_linear)(image)
+    if image.shape[-1] == 4:
+        # Opacity is no light.
+        light[..., 3] = image[..., 3]
+    return deep_images.encode_exr(light.numpy(), texts, _BT2020 if space == "HDR" else _BT709)
+
+
 class ImageCompare(io.ComfyNode):
     @classmethod
     def define_schema(cls):
@@ -207,7 +317,7 @@ def _indented(text: str) -> str:
 
 
 NODES = {
-    "comfy_extras.nodes_images": [SaveAnimatedWEBP, SaveAnimatedPNG],
+    "comfy_extras.nodes_images": [SaveAnimatedWEBP, SaveAnimatedPNG, SaveImageAdvanced],
     "comfy_extras.nodes_image_compare": [ImageCompare],
     "comfy_extras.nodes_text": [SaveText],
 }

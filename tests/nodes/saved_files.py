@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from PIL import Image, ImageSequence
 
+from nodes import png16
+
 # What the recordings carried as extra_pnginfo["workflow"].
 WORKFLOW = {"nodes": [], "version": 0.4, "extra": {"n": "\u00e9"}}
 
@@ -44,6 +46,8 @@ class Describer:
             return self._latent(path.read_bytes())
         if path.suffix in (".png", ".webp"):
             return self._image(path)
+        if path.suffix == ".exr":
+            return self._exr(path.read_bytes())
         return {"text": path.read_text(encoding="utf-8")}
 
     def _latent(self, data: bytes) -> dict:
@@ -61,6 +65,8 @@ class Describer:
         with Image.open(path) as image:
             result |= {"format": image.format, "mode": image.mode, "size": list(image.size)}
             result["frames"] = getattr(image, "n_frames", 1)
+            if result.get("ihdr", {}).get("bit_depth") == 16:
+                return result | {"pixels_u16": _deep_pixels(path, image)}
             pixels, durations = [], []
             for frame in ImageSequence.Iterator(image):
                 frame.load()
@@ -75,6 +81,39 @@ class Describer:
                 result["info_keys"] = sorted(image.info)
                 result["lossless"] = b"VP8L" in data
         return result
+
+    def _exr(self, data: bytes) -> dict:
+        """Attributes and pixels [H,W,C] of an uncompressed file with 32-bit floats."""
+        position, attributes, box = 8, [], (0, 0, 0, 0)
+        while data[position]:
+            name, kind, rest = data[position:].split(b"\0", 2)
+            (size,) = struct.unpack("<i", rest[:4])
+            raw = rest[4 : 4 + size]
+            position += len(name) + len(kind) + 6 + size
+            value: Any = None
+            if kind == b"string":
+                value = self.text(raw)
+            elif kind == b"compression":
+                value = raw[0]
+            elif kind == b"chromaticities":
+                value = [round(x, 4) for x in struct.unpack("<8f", raw)]
+            elif kind == b"chlist":
+                value = [c.decode() for c in re.findall(rb"([A-Z])\0", raw)]
+            elif kind == b"box2i":
+                value = list(struct.unpack("<4i", raw))
+                box = value
+            attributes.append([name.decode(), kind.decode(), value])
+        names = attributes[0][2]
+        width, height = box[2] + 1, box[3] + 1
+        offsets = struct.unpack_from(f"<{height}Q", data, position + 1)
+        lines = []
+        for y, offset in enumerate(offsets):
+            row, size = struct.unpack_from("<ii", data, offset)
+            assert row == y and size == len(names) * width * 4
+            lines.append(np.frombuffer(data, "<f4", len(names) * width, offset + 8).reshape(len(names), width))
+        planes = np.stack(lines)
+        order = [names.index(name) for name in ("R", "G", "B", "A", "Y") if name in names]
+        return {"attributes": attributes, "pixels_f32": torch.from_numpy(planes[:, order].transpose(0, 2, 1).copy())}
 
     def _png_chunks(self, data: bytes) -> dict:
         result: dict[str, Any] = {}
@@ -98,3 +137,10 @@ class Describer:
                 entry = [kind, key.decode("latin-1"), self.text(text)]
                 result.setdefault("text_chunks", []).append(entry)
         return result | {"chunks": chunks}
+
+
+def _deep_pixels(path: Path, image: Image.Image) -> torch.Tensor:
+    """[H,W] or [H,W,C] of a 16-bit PNG, as int32."""
+    pixels = png16.read(str(path))
+    values = np.asarray(image) if pixels is None else pixels
+    return torch.from_numpy(values.astype(np.int32))

@@ -67,6 +67,16 @@ def plain(value):
     return value
 
 
+def expected_files(files: list[dict]) -> list[dict]:
+    """The recorded descriptions, less what is about the reading program; our files name their own writer."""
+    expected = [{key: value for key, value in file.items() if key != "av_format"} for file in files]
+    for file in expected:
+        for attribute in file.get("attributes", []):
+            if attribute[0] == "writer":
+                attribute[2] = "darkroom"
+    return expected
+
+
 def error_name(error: BaseException | None) -> str | None:
     """As `execution_error` reports it."""
     if error is None:
@@ -105,7 +115,7 @@ def test_recorded_case(case, folders):
     if "files" in case:
         describer = Describer(prompt)
         files = [f for kind in ("output", "temp") for f in describer.folder(folders, kind, case.get("pre_files", []))]
-        assert not same(case["files"], files, case["tol"], GOLDENS, "files")
+        assert not same(expected_files(case["files"]), files, case["tol"], GOLDENS, "files")
 
 
 def test_every_exception_is_about_a_recorded_case():
