@@ -158,10 +158,9 @@ class PromptExecutor:
         """Run the prompt on a loop of its own. Returns the last event: name, data, whether it goes to everybody."""
         import torch
 
-        working = {node_id: {**node, "inputs": dict(node.get("inputs") or {})} for node_id, node in prompt.items()}
         run = Run(
             prompt_id,
-            working,
+            dict(prompt),
             outputs,
             extra_data,
             self.caches.outputs,

@@ -185,7 +185,7 @@ def measure() -> dict[str, tuple[float, float | None]]:
     }
     for name, make in (("chain", chain), ("wide", wide)):
         for state in ("cached", "uncached"):
-            large = getattr(bench, state)(make, 10_000, 3)
+            large = getattr(bench, state)(make, 10_000, 6)
             small = result[f"{'chain of' if make is chain else 'wide'} 1,000, {state}, ms"][0]
             result[f"{name}, {state}: 10,000 against 1,000 nodes, times"] = (large / small, 12.0)
     return result

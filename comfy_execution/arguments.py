@@ -83,8 +83,12 @@ def hidden_values(
         if wanted == "UNIQUE_ID":
             values[name] = node_id
         elif wanted == "PROMPT":
+            if prompt is not None:
+                prompt.work_on_copy()
             values[name] = prompt.get_original_prompt() if prompt is not None else {}
         elif wanted == "DYNPROMPT":
+            if prompt is not None:
+                prompt.work_on_copy()
             values[name] = prompt
         elif wanted == "EXTRA_PNGINFO":
             values[name] = extra_data.get("extra_pnginfo")

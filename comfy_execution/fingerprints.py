@@ -31,7 +31,7 @@ async def ask_fingerprints(prompt: DynamicPrompt, node_ids: Iterable[str], book:
         except BaseException as error:
             log.warning("the fingerprint of node %s (%s) failed: %r", node_id, facts.class_type, faults.text_of(error))
             value = float("nan")
-        node["is_changed"] = [value]
+        prompt.note(node_id, "is_changed", [value])
 
 
 async def _ask(node_id: str, node: dict[str, Any], facts: NodeFacts) -> Any:

@@ -57,6 +57,7 @@ class DynamicPrompt:
 
     def __init__(self, original_prompt: dict[str, dict]) -> None:
         self.original_prompt = original_prompt
+        self._is_working_copy = False
         self.ephemeral_prompt: dict[str, dict] = {}
         self.ephemeral_parents: dict[str, str] = {}
         self.ephemeral_display: dict[str, str] = {}
@@ -111,6 +112,27 @@ class DynamicPrompt:
     def all_node_ids(self) -> set[str]:
         """Ids of all nodes, expanded ones included."""
         return set(self.original_prompt) | set(self.ephemeral_prompt)
+
+    def work_on_copy(self) -> None:
+        """From now on nodes may be changed without the submitted prompt being changed.
+
+        Called before a node gets to see the prompt; most prompts have none that does before it ends.
+        """
+        if not self._is_working_copy:
+            self._is_working_copy = True
+            self.original_prompt = {
+                node_id: {**node, "inputs": dict(node.get("inputs") or {})}
+                for node_id, node in self.original_prompt.items()
+            }
+
+    def note(self, node_id: str, key: str, value: Any) -> None:
+        """Add an entry to a node, in this run's view of the prompt only."""
+        if node_id in self.ephemeral_prompt:
+            self.ephemeral_prompt[node_id][key] = value
+        elif self._is_working_copy:
+            self.original_prompt[node_id][key] = value
+        else:
+            self.original_prompt[node_id] = {**self.original_prompt[node_id], key: value}
 
     def get_original_prompt(self) -> dict[str, dict]:
         """The submitted prompt (the working copy of this run)."""

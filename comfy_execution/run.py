@@ -84,7 +84,7 @@ class Run:
     """The state of one run.
 
     Args:
-        prompt: a working copy; fingerprints are written into it.
+        prompt: the prompt; the dict is the run's own, its nodes are shared and left as they are.
         outputs: the output nodes to execute, in order.
         extra_data: the prompt's extra data, secrets included.
     """
@@ -260,7 +260,7 @@ class Run:
         for answer in calling.finished(answers):
             if isinstance(answer, list):
                 wanted.update(dict.fromkeys(answer))
-        inputs = self.prompt.get_node(node_id)["inputs"]
+        inputs = self.prompt.get_node(node_id).get("inputs", {})
         new = [name for name in wanted if name in arguments.missing or name not in inputs]
         self.schedule.request(node_id, new)
         self._requested.setdefault(node_id, set()).update(new)

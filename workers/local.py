@@ -66,15 +66,15 @@ class PromptWorker:
     def _main(self) -> None:
         try:
             self._work()
-        finally:
-            # Reached by an exception only when even the guards below have failed.
-            if not self._stopping.is_set():
-                log.critical("the prompt worker died and is replaced", exc_info=True)
-                try:
-                    self._abandon_task()
-                finally:
-                    time.sleep(_RESTART_SECONDS)
-                    self.start()
+            return
+        except BaseException:  # although everything a node can do is caught closer to the node
+            log.critical("the prompt worker died and is replaced", exc_info=True)
+        if not self._stopping.is_set():
+            try:
+                self._abandon_task()
+            finally:
+                time.sleep(_RESTART_SECONDS)
+                self.start()
 
     def _work(self) -> None:
         self.server.nodes_ready.wait()
@@ -87,8 +87,7 @@ class PromptWorker:
                 self._run(executor, *task)
             try:
                 self._act_on_flags(executor)
-                if self.queue.get_tasks_remaining() == 0 or task is None:
-                    self._collect()
+                self._collect()
             except BaseException:
                 log.exception("the prompt worker could not tidy up")
 

@@ -1,0 +1,281 @@
+"""Checking prompts: each kind of error by itself, conversions, own checks, cycles, long chains."""
+
+import asyncio
+
+import pytest
+from engine_kit import n, node
+
+from comfy_execution.links import ConstantList
+from comfy_execution.types import types_fit
+
+GOOD = {"number": 5, "ratio": 0.5, "text": "t", "flag": True, "choice": "red", "modern": "one"}
+
+
+@pytest.fixture(autouse=True)
+def more_classes(classes):
+    @node(
+        {
+            "number": ("INT", {"min": 0, "max": 10}),
+            "ratio": ("FLOAT", {"min": 0.0, "max": 1.0}),
+            "text": ("STRING", {}),
+            "flag": ("BOOLEAN", {}),
+            "choice": (["red", "green"],),
+            "modern": ("COMBO", {"options": ["one", "two"]}),
+        },
+        optional={
+            "many": ("COMBO", {"options": ["a", "b"], "multiselect": True}),
+            "long": (list(map(str, range(30))),),
+        },
+        returns=["STRING"],
+        OUTPUT_NODE=True,
+    )
+    class Typed:
+        def run(self, **inputs):
+            return ("",)
+
+    @node({"text": ("STRING", {})}, ["STRING"])
+    class Text:
+        def run(self, text):
+            return (text,)
+
+    @node({"value": ("INT", {"min": 0, "max": 10}), "other": ("INT", {"min": 0, "max": 10})}, ["INT"], OUTPUT_NODE=True)
+    class Check:
+        @classmethod
+        def VALIDATE_INPUTS(cls, value):
+            if value == 97:
+                raise KeyError("broken")
+            return {98: False, 99: "not 99"}.get(value, True)
+
+        def run(self, value, other):
+            return (value,)
+
+    @node({"value": ("INT,FLOAT", {})}, ["INT"], OUTPUT_NODE=True)
+    class CheckTypes:
+        @classmethod
+        async def VALIDATE_INPUTS(cls, input_types, **kwargs):
+            await asyncio.sleep(0)
+            return input_types.get("value") in (None, "STRING") or "wrong type"
+
+        def run(self, value):
+            return (value,)
+
+    for cls in (Typed, Text, Check, CheckTypes):
+        classes[cls.__name__] = cls
+
+
+def typed(**changes):
+    inputs = {k: v for k, v in {**GOOD, **changes}.items() if v is not ...}
+    return {"n": n("Typed", **inputs)}
+
+
+def only(result, node_id="n"):
+    ok, error, outputs, node_errors = result
+    assert not ok and outputs == [] and error["type"] == "prompt_outputs_failed_validation"
+    (found,) = node_errors[node_id]["errors"]
+    return found
+
+
+@pytest.mark.parametrize("name", list(GOOD))
+def test_required_input_missing(check, name):
+    error = only(check(typed(**{name: ...})))
+    assert error == {
+        "type": "required_input_missing",
+        "message": "Required input is missing",
+        "details": name,
+        "extra_info": {"input_name": name},
+    }
+
+
+@pytest.mark.parametrize(
+    "name, value, kind, details",
+    [
+        ("number", -1, "value_smaller_than_min", "number"),
+        ("number", 11, "value_bigger_than_max", "number"),
+        ("ratio", 1.01, "value_bigger_than_max", "ratio"),
+        ("choice", "pink", "value_not_in_list", "choice: 'pink' not in ['red', 'green']"),
+        ("modern", 3, "value_not_in_list", "modern: 3 not in ['one', 'two']"),
+        ("long", "x", "value_not_in_list", "long: 'x' not in (list of length 30)"),
+        ("many", {"__value__": ["a", "z"]}, "value_not_in_list", "many: 'z' not in ['a', 'b']"),
+        ("number", "abc", "invalid_input_type", None),
+        ("number", None, "invalid_input_type", None),
+        ("ratio", {}, "invalid_input_type", None),
+        ("number", [1, 2, 3], "bad_linked_input", "number"),
+        ("number", [], "bad_linked_input", "number"),
+    ],
+)
+def test_errors_of_one_input(check, name, value, kind, details):
+    error = only(check(typed(**{name: value})))
+    assert error["type"] == kind
+    assert error["extra_info"]["input_name"] == name
+    assert details is None or error["details"] == details
+
+
+def test_extra_info(check):
+    error = only(check(typed(number=11)))
+    assert error["message"] == "Value 11 bigger than max of 10"
+    assert error["extra_info"] == {
+        "input_name": "number",
+        "input_config": ["INT", {"min": 0, "max": 10}],
+        "received_value": 11,
+    }
+    assert only(check(typed(long="x")))["extra_info"]["input_config"] is None
+
+
+def test_all_errors_of_a_node(check):
+    _, _, _, errors = check(typed(number=11, ratio=-1, choice="pink"))
+    assert [e["extra_info"]["input_name"] for e in errors["n"]["errors"]] == ["number", "ratio", "choice"]
+    assert errors["n"]["dependent_outputs"] == ["n"] and errors["n"]["class_type"] == "Typed"
+
+
+@pytest.mark.parametrize(
+    "name, sent, stored",
+    [
+        ("number", 3.9, 3),
+        ("number", "7", 7),
+        ("number", True, 1),
+        ("ratio", 1, 1.0),
+        ("text", 5, "5"),
+        ("flag", "x", True),
+    ],
+)
+def test_conversion_in_place(check, name, sent, stored):
+    prompt = typed(**{name: sent})
+    assert check(prompt)[0]
+    value = prompt["n"]["inputs"][name]
+    assert value == stored and type(value) is type(stored)
+
+
+def test_wrapped_list_stays_a_constant(check):
+    prompt = {"s": n("Show", value={"__value__": ["x", 1]})}
+    assert check(prompt)[0]
+    assert prompt["s"]["inputs"]["value"] == ["x", 1]
+    assert isinstance(prompt["s"]["inputs"]["value"], ConstantList)
+    assert check(prompt)[0]  # checking again changes nothing
+
+
+def test_link_errors(check):
+    prompt = {"t": n("Text", text="x"), **typed(number=("t", 0))}
+    error = only(check(prompt))
+    assert error["type"] == "return_type_mismatch"
+    assert error["details"] == "number, received_type(STRING) mismatch input_type(INT)"
+    assert error["extra_info"]["received_type"] == "STRING" and error["extra_info"]["linked_node"] == ["t", 0]
+
+
+@pytest.mark.parametrize("link, kind", [(["no", 0], "KeyError"), (["i", 3], "IndexError"), (["i", -1], "IndexError")])
+def test_link_to_nowhere(check, link, kind):
+    error = only(check({"i": n("Int", value=1), **typed(number=link)}))
+    assert error["type"] == "exception_during_validation"
+    assert error["extra_info"] == {"exception_type": kind, "traceback": []}
+    assert "'number'" in error["details"]
+    inner = {"i": n("Int", value=1), "p": n("Pass", value=link), "s": n("Show", value=("p", 0))}
+    error = only(check(inner), "p")
+    assert error["type"] == "exception_during_inner_validation"
+    assert error["extra_info"]["linked_node"] == ["p", 0] and error["extra_info"]["exception_type"] == kind
+
+
+def test_missing_class(check):
+    ok, error, _, node_errors = check({"x": {"inputs": {}, "_meta": {"title": "T"}}, **typed()})
+    assert not ok and node_errors == {}
+    assert error["type"] == "missing_node_type" and error["details"] == "Node ID '#x'"
+    assert error["extra_info"] == {"node_id": "x", "class_type": None, "node_title": "T"}
+    assert check({"x": n("Nope"), **typed()})[1]["extra_info"]["node_title"] == "Nope"
+
+
+@pytest.mark.parametrize(
+    "prompt, targets", [({}, None), ({"i": n("Int", value=1)}, None), (typed(), []), (typed(), ["x"])]
+)
+def test_no_outputs(check, prompt, targets):
+    assert check(prompt, targets)[1]["type"] == "prompt_no_outputs"
+
+
+def test_partial_execution(check):
+    prompt = {"a": n("Show", value=1), "bad": n("Typed"), "b": n("Show", value=2)}
+    ok, _, outputs, errors = check(prompt, ["b", "a"])
+    assert ok and outputs == ["a", "b"] and errors == {}
+    ok, _, outputs, errors = check(prompt)
+    assert ok and outputs == ["a", "b"] and list(errors) == ["bad"]
+
+
+def test_own_check(check):
+    def one(**inputs):
+        return check({"n": n("Check", **{"other": 1, **inputs})})
+
+    assert one(value=50)[0]  # named by the check: the limits are its business
+    assert only(one(value=5, other=50))["type"] == "value_bigger_than_max"
+    assert only(one(value=99))["details"] == "value - not 99"
+    assert only(one(value=98))["details"] == "value"
+    broken = only(one(value=97))
+    assert broken["type"] == "exception_during_validation" and broken["extra_info"]["exception_type"] == "KeyError"
+    assert broken["extra_info"]["traceback"]
+
+
+def test_own_check_without_its_argument_is_not_asked(check):
+    error = only(check({"n": n("Check", other=1)}))
+    assert error["type"] == "required_input_missing" and error["details"] == "value"
+
+
+def test_own_check_with_input_types(check):
+    prompt = {"t": n("Text", text="x"), "n": n("CheckTypes", value=("t", 0))}
+    assert check(prompt)[0]
+    prompt = {"i": n("Int", value=1), "n": n("CheckTypes", value=("i", 0))}
+    _, _, _, errors = check(prompt)
+    names = [e["extra_info"]["input_name"] for e in errors["n"]["errors"]]
+    assert sorted(names) == ["input_types", "value"]
+
+
+def test_cycles(check):
+    prompt = {"a": n("Add", a=("b", 0), b=1), "b": n("Add", a=("a", 0), b=1), "s": n("Show", value=("b", 0))}
+    _, _, _, errors = check(prompt)
+    assert set(errors) == {"a", "b"}
+    for node_id, entry in errors.items():
+        (error,) = entry["errors"]
+        assert error["type"] == "dependency_cycle" and error["extra_info"]["node_id"] == node_id
+        assert sorted(error["extra_info"]["cycle_nodes"]) == ["a", "b"]
+        assert entry["dependent_outputs"] == ["s"]
+    itself = {"a": n("Pass", value=("a", 0)), "s": n("Show", value=("a", 0))}
+    assert only(check(itself), "a")["details"] == "a (Pass) -> a (Pass)"
+
+
+def test_downstream_nodes_are_not_listed(check):
+    prompt = {"i": n("Int", value=-2000), "p": n("Pass", value=("i", 0)), "s": n("Show", value=("p", 0)),
+              "t": n("Show", value=("i", 0))}  # fmt: skip
+    _, error, _, errors = check(prompt)
+    assert list(errors) == ["i"] and errors["i"]["dependent_outputs"] == ["s", "t"]
+    assert error["details"] == ""
+
+
+def test_node_without_inputs(check):
+    prompt = {"n": {"class_type": "Typed"}}
+    _, _, _, errors = check(prompt)
+    assert {e["type"] for e in errors["n"]["errors"]} == {"required_input_missing"}
+    assert prompt == {"n": {"class_type": "Typed"}}
+
+
+def test_types_fit():
+    class Anything(str):
+        def __ne__(self, other):
+            return False
+
+    fits = [("INT", "INT"), ("*", "INT"), ("INT", "*"), ("INT", "INT,FLOAT"), ("A,B", "B,C"), ("A", "*,B"),
+            (["a"], "COMBO"), (["a"], ["a"]), (Anything("X"), "INT"), ("COMFY_MATCHTYPE_V3", "INT")]  # fmt: skip
+    does_not = [("INT", "FLOAT"), (["a"], ["b"]), (["a"], "STRING"), ("COMBO", ["a"])]
+    assert all(types_fit(*pair) for pair in fits)
+    assert not any(types_fit(*pair) for pair in does_not)
+
+
+def test_long_chain(check):
+    prompt = {"0": n("Int", value=1)}
+    for index in range(1, 20_000):
+        prompt[str(index)] = n("Add", a=(str(index - 1), 0), b=1)
+    prompt["s"] = n("Show", value=("19999", 0))
+    assert check(prompt)[0]
+    prompt["0"]["inputs"]["value"] = -2000
+    assert list(check(prompt)[3]) == ["0"]
+
+
+def test_diamonds(check):
+    prompt = {"0": n("Int", value=1)}
+    for index in range(1, 500):
+        prompt[str(index)] = n("Add", a=(str(index - 1), 0), b=(str(index - 1), 0))
+    prompt["s"] = n("Show", value=("499", 0))
+    assert check(prompt)[0]
