@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from assets import AssetError, enabled
+from gateway.openapi import USER, Parameter
 from protocol import InvalidJson, from_json
 from routes.answers import json_answer
 from userdata import UnknownUser
@@ -17,7 +18,21 @@ if TYPE_CHECKING:
 
 ID = "{id:[0-9A-Fa-f]{8}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{12}}"
 
+FILTERS = (
+    USER,
+    Parameter("tags_all", description="Comma list; also include_tags"),
+    Parameter("tags_any", description="Comma list"),
+    Parameter("tags_none", description="Comma list; also exclude_tags"),
+    Parameter("name_contains"),
+    Parameter("metadata_filter", description="A JSON object: what user_metadata must hold"),
+)
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def asset_errors(*statuses: int) -> dict[int, str]:
+    """Declares these errors, and those that every asset route can answer."""
+    return dict.fromkeys((*statuses, 403, 503), "AssetError")
 
 
 def guarded(handler: Handler) -> Handler:

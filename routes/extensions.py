@@ -11,6 +11,7 @@ from aiohttp import web
 
 from gateway.files import file_response
 from gateway.frontend import inside, script_files
+from gateway.openapi import EMPTY, TEXT, array, file
 from routes.answers import empty, json_answer
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def pack_scripts(web_folders: dict[str, str]) -> list[str]:
 def add_to(table: Table, server: PromptServer) -> None:
     """Register this resource's routes."""
 
-    @table.get("/extensions")
+    @table.get("/extensions", "URLs of the scripts the page loads.", answers={200: array(TEXT)})
     async def list_scripts(request: web.Request) -> web.Response:
         await server.nodes_ready.wait_async()
         import nodes
@@ -34,7 +35,12 @@ def add_to(table: Table, server: PromptServer) -> None:
         own = await asyncio.to_thread(server.front_end.extension_files)
         return json_answer(own + await asyncio.to_thread(pack_scripts, dict(nodes.EXTENSION_WEB_DIRS)))
 
-    @table.get("/extensions/{pack}/{path:.*}", api=False)
+    @table.get(
+        "/extensions/{pack}/{path:.*}",
+        "A file of a pack's web folder.",
+        answers={200: file(), 206: file(), 304: EMPTY, 404: EMPTY, 416: EMPTY},
+        api=False,
+    )
     async def get_file(request: web.Request) -> web.StreamResponse:
         own = server.front_end.find(request.path)
         if own is not None:

@@ -10,6 +10,7 @@ from aiohttp import web
 
 import folder_paths
 from gateway.log_feed import terminal_size
+from gateway.openapi import EMPTY, REFUSED, TEXT, array
 from routes.answers import Refused, empty, json_answer, read_object
 
 if TYPE_CHECKING:
@@ -33,15 +34,26 @@ def newest_files(folder: str) -> list[str]:
 def add_to(table: Table, server: PromptServer) -> None:
     """Register this resource's routes."""
 
-    @table.get("/internal/logs", api=False)
+    @table.get("/internal/logs", "The last lines of the console.", answers={200: TEXT}, api=False)
     async def logs(request: web.Request) -> web.Response:
         return json_answer("".join(f"{e['t']} - {e['m']}" for e in server.log_feed.entries()))
 
-    @table.get("/internal/logs/raw", api=False)
+    @table.get(
+        "/internal/logs/raw",
+        "The last lines of the console, with times.",
+        answers={200: "LogEntries"},
+        api=False,
+    )
     async def raw_logs(request: web.Request) -> web.Response:
         return json_answer({"entries": server.log_feed.entries(), "size": terminal_size()})
 
-    @table.patch("/internal/logs/subscribe", api=False)
+    @table.patch(
+        "/internal/logs/subscribe",
+        "Get new lines of the console over a WebSocket, or no longer.",
+        body="LogSubscription",
+        answers={200: EMPTY, **REFUSED},
+        api=False,
+    )
     async def subscribe(request: web.Request) -> web.Response:
         body = await read_object(request)
         client_id, enabled = body.get("clientId"), body.get("enabled")
@@ -53,12 +65,22 @@ def add_to(table: Table, server: PromptServer) -> None:
             server.log_feed.unsubscribe(client_id)
         return empty()
 
-    @table.get("/internal/folder_paths", api=False)
+    @table.get(
+        "/internal/folder_paths",
+        "Search paths of the model folders.",
+        answers={200: {"type": "object", "additionalProperties": array(TEXT)}},
+        api=False,
+    )
     async def model_folders(request: web.Request) -> web.Response:
         await server.nodes_ready.wait_async()
         return json_answer({k: paths for k, (paths, _) in folder_paths.folder_names_and_paths.items()})
 
-    @table.get("/internal/files/{directory}", api=False)
+    @table.get(
+        "/internal/files/{directory}",
+        "Names of the files in a folder, newest first.",
+        answers={200: array(TEXT), **REFUSED},
+        api=False,
+    )
     async def files(request: web.Request) -> web.Response:
         kind = request.match_info["directory"]
         folder = folder_paths.get_directory_by_type(kind)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from comfy_execution import jobs
+from gateway.openapi import INTEGER, REFUSED, Parameter, bounded, one_of
 from protocol import to_json
 from routes.answers import Refused, int_query, json_answer, json_body, read_object
 from routes.prompt import is_canonical_uuid
@@ -59,7 +60,20 @@ def add_to(table: Table, server: PromptServer) -> None:
         }
         return to_json({"jobs": found, "pagination": pagination})
 
-    @table.get("/jobs", plain=False)
+    @table.get(
+        "/jobs",
+        "Queued, running and finished prompts in one list.",
+        params=(
+            Parameter("status", description=f"Comma list of {', '.join(jobs.JobStatus.ALL)}; all by default"),
+            Parameter("workflow_id", description="Only jobs of this workflow"),
+            Parameter("sort_by", one_of(*jobs.SORT_KEYS)),
+            Parameter("sort_order", one_of("desc", "asc")),
+            Parameter("limit", bounded(1), "At most that many; all by default"),
+            Parameter("offset", INTEGER, "Skip that many; negative: none"),
+        ),
+        answers={200: "JobList", **REFUSED},
+        plain=False,
+    )
     async def list_jobs(request: web.Request) -> web.Response:
         limit, offset = int_query(request, "limit"), int_query(request, "offset") or 0
         if limit is not None and limit <= 0:
@@ -72,7 +86,12 @@ def add_to(table: Table, server: PromptServer) -> None:
         }
         return json_body(await asyncio.to_thread(page, max(0, offset), limit, arguments))
 
-    @table.get("/jobs/{id}", plain=False)
+    @table.get(
+        "/jobs/{id}",
+        "One job in full.",
+        answers={200: "Job", 404: "Refused"},
+        plain=False,
+    )
     async def get_job(request: web.Request) -> web.Response:
         ident, queue = request.match_info["id"], server.prompt_queue
         job = jobs.find_job(ident, *queue.get_current_queue(), queue.get_history(ident))
@@ -80,11 +99,22 @@ def add_to(table: Table, server: PromptServer) -> None:
             raise Refused("Job not found", 404)
         return json_answer(job)
 
-    @table.post("/jobs/{id}/cancel", plain=False)
+    @table.post(
+        "/jobs/{id}/cancel",
+        "Interrupt a running job, or drop a waiting one.",
+        answers={200: "Cancelled"},
+        plain=False,
+    )
     async def cancel_one(request: web.Request) -> web.Response:
         return json_answer({"cancelled": cancel(server, request.remote, request.match_info["id"])})
 
-    @table.post("/jobs/cancel", plain=False)
+    @table.post(
+        "/jobs/cancel",
+        "Cancel several jobs.",
+        body="JobIds",
+        answers={200: "Cancelled", 400: "InvalidIds"},
+        plain=False,
+    )
     async def cancel_many(request: web.Request) -> web.Response:
         ids = (await read_object(request)).get("job_ids")
         if not isinstance(ids, list):

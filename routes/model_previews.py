@@ -9,6 +9,7 @@ from aiohttp import web
 
 import folder_paths
 from gateway import model_files
+from gateway.openapi import EMPTY, file
 from routes.answers import Refused, empty
 
 if TYPE_CHECKING:
@@ -30,7 +31,11 @@ def preview(path: str) -> bytes | None:
 def add_to(table: Table, server: PromptServer) -> None:
     """Register this resource's routes."""
 
-    @table.get("/experiment/models/preview/{folder}/{index}/{name:.*}")
+    @table.get(
+        "/experiment/models/preview/{folder}/{index}/{name:.*}",
+        "The image that belongs to a model.",
+        answers={200: file(media_type="image/webp"), 400: "Refused", 403: EMPTY, 404: EMPTY},
+    )
     async def get_preview(request: web.Request) -> web.Response:
         folder, index, name = (request.match_info[k] for k in ("folder", "index", "name"))
         try:

@@ -10,6 +10,7 @@ from aiohttp import web
 
 import folder_paths
 from gateway import model_files
+from gateway.openapi import EMPTY, OBJECT, TEXT, Parameter, array
 from routes.answers import empty, json_answer
 
 if TYPE_CHECKING:
@@ -26,12 +27,12 @@ def add_to(table: Table, server: PromptServer) -> None:
             await server.nodes_ready.wait_async()
         return name in folder_paths.folder_names_and_paths
 
-    @table.get("/models")
+    @table.get("/models", "Names of the model folders.", answers={200: array(TEXT)})
     async def list_folders(request: web.Request) -> web.Response:
         await server.nodes_ready.wait_async()
         return json_answer(list(folder_paths.folder_names_and_paths))
 
-    @table.get("/models/{folder}")
+    @table.get("/models/{folder}", "Files of a model folder.", answers={200: array(TEXT), 404: EMPTY})
     async def list_files(request: web.Request) -> web.Response:
         folder = request.match_info["folder"]
         if not await is_folder(folder):
@@ -40,12 +41,17 @@ def add_to(table: Table, server: PromptServer) -> None:
             return json_answer([])
         return json_answer(await asyncio.to_thread(folder_paths.get_filename_list, folder))
 
-    @table.get("/embeddings")
+    @table.get("/embeddings", "Names of the embeddings.", answers={200: array(TEXT)})
     async def embeddings(request: web.Request) -> web.Response:
         names = await asyncio.to_thread(folder_paths.get_filename_list, "embeddings")
         return json_answer([os.path.splitext(name)[0] for name in names])
 
-    @table.get("/view_metadata/{folder}")
+    @table.get(
+        "/view_metadata/{folder}",
+        "What a safetensors file says about itself.",
+        params=(Parameter("filename", TEXT, "Path in the folder", required=True),),
+        answers={200: OBJECT, 404: EMPTY},
+    )
     async def view_metadata(request: web.Request) -> web.Response:
         filename = request.query.get("filename", "")
         if not filename.endswith(".safetensors") or not await is_folder(request.match_info["folder"]):
@@ -54,12 +60,20 @@ def add_to(table: Table, server: PromptServer) -> None:
         metadata = await asyncio.to_thread(model_files.header_metadata, path) if path else None
         return empty(404) if metadata is None else json_answer(metadata)
 
-    @table.get("/experiment/models")
+    @table.get(
+        "/experiment/models",
+        "The model folders with their search paths.",
+        answers={200: array("ModelFolder")},
+    )
     async def describe_folders(request: web.Request) -> web.Response:
         await server.nodes_ready.wait_async()
         return json_answer(model_files.folders())
 
-    @table.get("/experiment/models/{folder}")
+    @table.get(
+        "/experiment/models/{folder}",
+        "Files of a model folder with sizes and times.",
+        answers={200: array("ModelFile"), 404: EMPTY},
+    )
     async def describe_files(request: web.Request) -> web.Response:
         folder = request.match_info["folder"]
         if folder in model_files.NOT_MODELS or not await is_folder(folder):

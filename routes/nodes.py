@@ -42,12 +42,16 @@ def all_definitions() -> bytes:
 def add_to(table: Table, server: PromptServer) -> None:
     """Register this resource's routes."""
 
-    @table.get("/object_info")
+    @table.get("/object_info", "Definitions of all nodes.", answers={200: "NodeDefinitions"})
     async def get_all(request: web.Request) -> web.Response:
         await server.nodes_ready.wait_async()
         return json_body(await asyncio.to_thread(all_definitions))
 
-    @table.get("/object_info/{class_name}")
+    @table.get(
+        "/object_info/{class_name}",
+        "Definition of one node; an empty object if the class is unknown.",
+        answers={200: "NodeDefinitions"},
+    )
     async def get_one(request: web.Request) -> web.Response:
         await server.nodes_ready.wait_async()
         import nodes
@@ -56,7 +60,11 @@ def add_to(table: Table, server: PromptServer) -> None:
         known = [name] if name in nodes.NODE_CLASS_MAPPINGS else []
         return json_body(await asyncio.to_thread(definitions, known))
 
-    @table.get("/node_replacements")
+    @table.get(
+        "/node_replacements",
+        "Nodes that take the place of old ones.",
+        answers={200: "NodeReplacements"},
+    )
     async def replacements(request: web.Request) -> web.Response:
         await server.nodes_ready.wait_async()
         return json_answer(server.node_replace_manager.as_dict())

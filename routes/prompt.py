@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
+from gateway.openapi import Parameter
 from protocol import InvalidJson, from_json
 from routes.answers import json_answer, json_type
 
@@ -121,11 +122,17 @@ def extra_data_of(body: dict[str, Any], usage_source: str | None) -> dict[str, A
 def add_to(table: Table, server: PromptServer) -> None:
     """Register this resource's routes."""
 
-    @table.get("/prompt")
+    @table.get("/prompt", "How many prompts are queued or running.", answers={200: "ExecInfo"})
     async def get_prompt(request: web.Request) -> web.Response:
         return json_answer(server.get_queue_info())
 
-    @table.post("/prompt")
+    @table.post(
+        "/prompt",
+        "Check a prompt and queue it.",
+        params=(Parameter("Comfy-Usage-Source", description="Kept in extra_data", location="header"),),
+        body="PromptRequest",
+        answers={200: "PromptAccepted", 400: "PromptRefused", 409: "PromptRefused"},
+    )
     async def post_prompt(request: web.Request) -> web.Response:
         data = await request.read()
         try:

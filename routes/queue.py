@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from comfy.interrupt import interrupt_current_processing
+from gateway.openapi import EMPTY, JSON, REFUSED, Body
 from protocol import InvalidJson, from_json
 from routes.answers import Refused, empty, json_body, read_json, read_object, text_list
 
@@ -36,11 +37,11 @@ def interrupt_running(server: PromptServer, asked_by: str | None, prompt_id: str
 def add_to(table: Table, server: PromptServer) -> None:
     """Register this resource's routes."""
 
-    @table.get("/queue")
+    @table.get("/queue", "What runs, and what waits.", answers={200: "Queue"})
     async def get_queue(request: web.Request) -> web.Response:
         return json_body(server.prompt_queue.queue_json())
 
-    @table.post("/queue")
+    @table.post("/queue", "Drop waiting prompts.", body="Removal", answers={200: EMPTY, **REFUSED})
     async def change_queue(request: web.Request) -> web.Response:
         body = await read_object(request)
         ids = set(text_list(body["delete"], "delete")) if body.get("delete") is not None else set()
@@ -50,7 +51,12 @@ def add_to(table: Table, server: PromptServer) -> None:
             server.prompt_queue.delete_queue_items(ids)
         return empty()
 
-    @table.post("/interrupt")
+    @table.post(
+        "/interrupt",
+        "Interrupt what runs, or only one prompt.",
+        body=Body({JSON: "InterruptRequest"}, required=False),
+        answers={200: EMPTY, **REFUSED},
+    )
     async def interrupt(request: web.Request) -> web.Response:
         try:
             body = from_json(await request.read())
@@ -64,7 +70,7 @@ def add_to(table: Table, server: PromptServer) -> None:
         interrupt_running(server, request.remote, prompt_id or None)
         return empty()
 
-    @table.post("/free")
+    @table.post("/free", "Free memory, once nothing runs.", body="FreeRequest", answers={200: EMPTY, **REFUSED})
     async def free(request: web.Request) -> web.Response:
         body = await read_json(request)
         if not isinstance(body, dict):

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 def add_to(table: Table, server: PromptServer) -> None:
     """Register this resource's routes."""
 
-    @table.get("/system_stats")
+    @table.get("/system_stats", "Versions, memory and devices.", answers={200: "SystemStats"})
     async def stats(request: web.Request) -> web.Response:
         await server.nodes_ready.wait_async()
         return json_answer(await asyncio.to_thread(system_stats))
 
-    @table.get("/features")
+    @table.get("/features", "What this server can do.", answers={200: "Features"})
     async def features(request: web.Request) -> web.Response:
         return json_answer(server.features())

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from gateway.features import max_body_size
 from gateway.multipart import Form, FormError, read_form
+from gateway.openapi import form, one_of
 from gateway.stored_files import BadFileName, locate, place, upload_folder, upload_name
 from protocol import InvalidJson, from_json
 from routes.answers import Refused, file_error, json_answer
@@ -18,6 +19,13 @@ from routes.answers import Refused, file_error, json_answer
 if TYPE_CHECKING:
     from routes import Table
     from server import PromptServer
+
+WHERE = {
+    "type": one_of("input", "output", "temp"),
+    "subfolder": {"type": "string", "description": "Made when it is not there"},
+    "overwrite": {"type": "string", "description": "true or 1 to replace a file of the same name"},
+}
+STORED = {200: "StoredFile", 400: "Refused", 403: "Refused", 404: "Refused", 409: "Refused", 507: "Refused"}
 
 
 def original_of(form: Form) -> str:
@@ -82,10 +90,20 @@ def add_to(table: Table, server: PromptServer) -> None:
         except OSError as error:
             raise file_error(error) from error
 
-    @table.post("/upload/image")
+    @table.post(
+        "/upload/image",
+        "Store a file; another one of the same name is kept, unless overwrite is given.",
+        body=form("image", **WHERE),
+        answers=STORED,
+    )
     async def upload_image(request: web.Request) -> web.Response:
         return await upload(request, None)
 
-    @table.post("/upload/mask")
+    @table.post(
+        "/upload/mask",
+        "Store an image that has the alpha channel of the uploaded one.",
+        body=form("image", **WHERE, original_ref={"type": "string", "description": "JSON: filename, type, subfolder"}),
+        answers=STORED,
+    )
     async def upload_mask(request: web.Request) -> web.Response:
         return await upload(request, mask_into_original)

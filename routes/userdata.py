@@ -12,6 +12,7 @@ from aiohttp import web
 
 from folder_paths import PathOutsideFolder
 from gateway.files import OCTET_STREAM, content_type, file_response, is_active
+from gateway.openapi import BOOLEAN, EMPTY, JSON, TEXT, USER, Answer, Body, Parameter, array, file
 from routes.answers import Refused, empty, file_error, flag_query, json_answer
 from userdata import FileInfo, UnknownUser, UserFiles
 
@@ -20,6 +21,19 @@ if TYPE_CHECKING:
     from server import PromptServer
 
 STYLE_SHEET = "user.css"
+OVERWRITE = Parameter("overwrite", {**BOOLEAN, "default": True})
+FULL_INFO = Parameter("full_info", BOOLEAN, "Answer an object with size and times instead of the path")
+STORED = {"anyOf": [TEXT, {"$ref": "#/components/schemas/UserFile"}]}
+TEXT_OR_REFUSED = Answer({"text/plain": TEXT, JSON: "Refused"})
+# What `answers_errors` makes of failures; a bare status where clients expect no body.
+FAILURES = {
+    400: "Refused",
+    401: "Refused",
+    403: Answer({JSON: "Refused"}, "It leads out of the user's folder (empty), or is not permitted"),
+    404: Answer({JSON: "Refused"}, "There is no such file (empty, or an error)"),
+    409: TEXT_OR_REFUSED,
+    507: "Refused",
+}
 
 
 def text(status: int, message: str) -> web.Response:
@@ -68,7 +82,24 @@ def add_to(table: Table, server: PromptServer) -> None:
     def described(request: web.Request, info: FileInfo) -> web.Response:
         return json_answer(asdict(info) if flag_query(request, "full_info") else info.path)
 
-    @table.get("/userdata")
+    @table.get(
+        "/userdata",
+        "Files in one of the user's folders.",
+        params=(
+            USER,
+            Parameter("dir", TEXT, "The folder", required=True),
+            Parameter("recurse", BOOLEAN, "Files of the folders inside, too"),
+            Parameter("full_info", BOOLEAN, "Objects with sizes and times instead of paths"),
+            Parameter("split", BOOLEAN, "Each path with its parts"),
+        ),
+        answers={
+            200: array({"anyOf": [TEXT, array(TEXT), {"$ref": "#/components/schemas/UserFile"}]}),
+            **FAILURES,
+            400: TEXT_OR_REFUSED,
+            403: TEXT_OR_REFUSED,
+            404: TEXT_OR_REFUSED,
+        },
+    )
     @answers_errors
     async def list_files(request: web.Request) -> web.StreamResponse:
         directory = request.query.get("dir", "")
@@ -86,7 +117,12 @@ def add_to(table: Table, server: PromptServer) -> None:
             return json_answer([[info.path, *info.path.split("/")] for info in found])
         return json_answer([info.path for info in found])
 
-    @table.get("/v2/userdata")
+    @table.get(
+        "/v2/userdata",
+        "All files and folders below one of the user's folders.",
+        params=(USER, Parameter("path", description="The folder; the user's own by default")),
+        answers={200: array("UserFolderEntry"), 400: "Refused", 403: "Refused", 404: "Refused", 409: "Refused"},
+    )
     async def tree(request: web.Request) -> web.Response:
         path = request.query.get("path", "")
         path = unquote(path) if "%" in path else path
@@ -105,7 +141,12 @@ def add_to(table: Table, server: PromptServer) -> None:
         except (OSError, ValueError) as error:
             raise file_error(error) from error
 
-    @table.get("/userdata/{file}")
+    @table.get(
+        "/userdata/{file}",
+        "A file of the user.",
+        params=(USER,),
+        answers={200: file(), 206: file(), 304: EMPTY, 416: EMPTY, **FAILURES},
+    )
     @answers_errors
     async def read(request: web.Request) -> web.StreamResponse:
         path = await asyncio.to_thread(files(request).existing, name(request))
@@ -116,7 +157,13 @@ def add_to(table: Table, server: PromptServer) -> None:
         headers["Content-Disposition"] = "attachment"
         return file_response(path, headers, OCTET_STREAM if is_active(mime) else mime)
 
-    @table.post("/userdata/{file}")
+    @table.post(
+        "/userdata/{file}",
+        "Store a file: the body is its content.",
+        params=(USER, OVERWRITE, FULL_INFO),
+        body=Body({"application/octet-stream": {}}, required=False),
+        answers={200: STORED, **FAILURES},
+    )
     @answers_errors
     async def write(request: web.Request) -> web.StreamResponse:
         store = files(request)
@@ -125,14 +172,24 @@ def add_to(table: Table, server: PromptServer) -> None:
         overwrite = may_overwrite(request)
         return described(request, await asyncio.to_thread(store.write, name(request), data, overwrite))
 
-    @table.post("/userdata/{file}/move/{dest}")
+    @table.post(
+        "/userdata/{file}/move/{dest}",
+        "Move or rename a file.",
+        params=(USER, OVERWRITE, FULL_INFO),
+        answers={200: STORED, **FAILURES},
+    )
     @answers_errors
     async def move(request: web.Request) -> web.StreamResponse:
         overwrite = may_overwrite(request)
         source, target = name(request), name(request, "dest")
         return described(request, await asyncio.to_thread(files(request).move, source, target, overwrite))
 
-    @table.delete("/userdata/{file}")
+    @table.delete(
+        "/userdata/{file}",
+        "Delete a file.",
+        params=(USER,),
+        answers={204: EMPTY, **FAILURES},
+    )
     @answers_errors
     async def delete(request: web.Request) -> web.StreamResponse:
         await asyncio.to_thread(files(request).delete, name(request))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from gateway.files import disposition, user_file_response
+from gateway.openapi import EMPTY, TEXT, Parameter, file, one_of
 from gateway.stored_files import BadFileName, OutsideFolder, locate
 from routes.answers import Refused, empty
 
@@ -37,7 +38,18 @@ def find(query: Mapping[str, str]) -> tuple[str, int]:
 def add_to(table: Table, server: PromptServer) -> None:
     """Register this resource's routes."""
 
-    @table.get("/view")
+    @table.get(
+        "/view",
+        "A file of the output, input or temp folder, as it is or re-encoded.",
+        params=(
+            Parameter("filename", TEXT, "`name`, `name [input]`, `name [output]`, `name [temp]` or `blake3:…`", True),
+            Parameter("type", one_of("output", "input", "temp")),
+            Parameter("subfolder"),
+            Parameter("preview", description="`webp` or `jpeg`, then `;quality` if wished: re-encode"),
+            Parameter("channel", one_of("rgba", "rgb", "a"), "As PNG without alpha, or with alpha only"),
+        ),
+        answers={200: file(), 206: file(), 304: EMPTY, 400: EMPTY, 403: EMPTY, 404: EMPTY, 415: "Refused", 416: EMPTY},
+    )
     async def view(request: web.Request) -> web.StreamResponse:
         query = request.query
         mime = None
