@@ -1,0 +1,8 @@
+"""Sampling tests import their shared helpers (`toy`, `sampler_cases`) from this folder."""
+
+import sys
+from pathlib import Path
+
+HERE = str(Path(__file__).resolve().parent)
+if HERE not in sys.path:
+    sys.path.insert(0, HERE)
