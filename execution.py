@@ -13,8 +13,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from comfy.interrupt import InterruptProcessingException, interrupt_current_processing
-from comfy_execution import external_cache, faults
+from comfy.interrupt import (
+    InterruptProcessingException,
+    interrupt_current_processing,
+    throw_exception_if_processing_interrupted,
+)
+from comfy_execution import calling, external_cache, faults
 from comfy_execution.caching import CacheType, ObjectStore, ResultCache, make_cache
 from comfy_execution.graph import DependencyCycleError, ExecutionBlocker
 from comfy_execution.progress import (
@@ -73,6 +77,9 @@ class PromptExecutor:
         self.server = server
         self.cache_type = cache_type
         self.cache_args = cache_args or {}
+        self._prompt_id = ""
+        # The last event of a run: name, data, and whether everybody is told when the run has no client.
+        self._ending: tuple[str, dict[str, Any], bool] = ("", {}, False)
         self.reset()
 
     def reset(self) -> None:
@@ -136,15 +143,14 @@ class PromptExecutor:
         self.success = False
         if before_end is None:  # the queue clears the flag when it hands a prompt over
             interrupt_current_processing(False)
-        ending: tuple[str, dict[str, Any], bool] | None = None
         try:
             self._use_preview_method(extra_data)
             self.record("execution_start", {"prompt_id": prompt_id})
-            ending = self._run(prompt, prompt_id, extra_data, list(execute_outputs))
+            self._run(prompt, prompt_id, extra_data, list(execute_outputs))
         except BaseException as error:  # of the engine itself, or of something a node left behind
             log.exception("prompt %s failed outside of its nodes", prompt_id)
-            ending = self._engine_failure(error, prompt_id)
-        event, data, broadcast = ending
+            self._ending = self._engine_failure(error, prompt_id)
+        event, data, broadcast = self._ending
         self.success = event == "execution_success"
         self._note(event, data)
         if before_end is not None:
@@ -152,10 +158,8 @@ class PromptExecutor:
         self._send_noted(event, data, broadcast)
         self.server.last_node_id = None
 
-    def _run(
-        self, prompt: dict[str, Any], prompt_id: str, extra_data: dict[str, Any], outputs: list[str]
-    ) -> tuple[str, dict[str, Any], bool]:
-        """Run the prompt on a loop of its own. Returns the last event: name, data, whether it goes to everybody."""
+    def _run(self, prompt: dict[str, Any], prompt_id: str, extra_data: dict[str, Any], outputs: list[str]) -> None:
+        """Run the prompt on a loop of its own; `_ending` becomes the last event."""
         import torch
 
         run = Run(
@@ -174,11 +178,11 @@ class PromptExecutor:
             asyncio.set_event_loop(loop)
             with torch.inference_mode():
                 loop.run_until_complete(run.execute())
-            return "execution_success", {"prompt_id": prompt_id}, False
+            self._ending = "execution_success", {"prompt_id": prompt_id}, False
         except NodeFailed as failure:
-            return self._node_failure(run, failure)
+            self._node_failure(run, failure)
         except DependencyCycleError as cycle:
-            return self._cycle_failure(run, cycle)
+            self._cycle_failure(run, cycle)
         finally:
             self._close(loop)
             self.history_result = {
@@ -230,54 +234,72 @@ class PromptExecutor:
 
     # --- failing -------------------------------------------------------------------------------------------
 
-    def _node_failure(self, run: Run, failure: NodeFailed) -> tuple[str, dict[str, Any], bool]:
-        error = failure.cause
-        node_id = run.prompt.get_real_node_id(failure.node_id)
-        class_type = run.prompt.get_node(node_id)["class_type"]
-        where = {
-            "prompt_id": run.prompt_id,
-            "node_id": node_id,
-            "node_type": class_type,
-            "executed": list(run.executed),
-        }
-        if isinstance(error, InterruptProcessingException):
-            log.info("prompt %s was interrupted at node %s (%s)", run.prompt_id, node_id, class_type)
-            return "execution_interrupted", where, True
-        failed_class = run.prompt.get_node(failure.node_id)["class_type"]
-        described = faults.describe(error, failed_class)
-        log.error(
-            "prompt %s: node %s (%s) failed: %s: %s\n%s",
-            run.prompt_id,
-            failure.node_id,
-            failed_class,
-            described["exception_type"],
-            described["exception_message"].rstrip(),
-            "".join(described["traceback"]).rstrip(),
-        )
-        current_outputs = list(run.prompt.all_node_ids()) if self.caches.outputs.keeps_results else []
-        shown = {"current_inputs": faults.shown_inputs(failure.data), "current_outputs": current_outputs}
-        if faults.is_out_of_memory(error):
-            _unload_models()
-        # The frames hold tensors: without this they live until the next failure.
-        error.__traceback__ = None
-        return "execution_error", {**where, **described, **shown}, False
+    def handle_execution_error(
+        self,
+        prompt_id: str,
+        prompt: dict[str, Any],
+        current_outputs: list[str],
+        executed: list[str],
+        error: dict[str, Any],
+        ex: BaseException,
+    ) -> None:
+        """A node failed or was interrupted: make the run's last event of it. Packs wrap this to be told.
 
-    def _cycle_failure(self, run: Run, cycle: DependencyCycleError) -> tuple[str, dict[str, Any], bool]:
-        inner = [node_id for node_id in cycle.nodes if run.prompt.get_parent_node_id(node_id) is not None]
-        node_id = run.prompt.get_display_node_id((inner or cycle.nodes)[0])
-        node = run.prompt.get_node(node_id) if run.prompt.has_node(node_id) else {}
-        data = {
-            "prompt_id": run.prompt_id,
+        Args:
+            prompt: the prompt as it ran.
+            error: `node_id` and what else the event is to say.
+            ex: what the node ended with.
+        """
+        node_id = error["node_id"]
+        where = {
+            "prompt_id": prompt_id,
             "node_id": node_id,
-            "node_type": node.get("class_type"),
-            "executed": list(run.executed),
+            "node_type": prompt[node_id]["class_type"] if node_id in prompt else None,
+            "executed": executed,
+        }
+        if isinstance(ex, InterruptProcessingException):
+            log.info("prompt %s was interrupted at node %s", prompt_id, node_id)
+            self._ending = "execution_interrupted", where, True
+        else:
+            self._ending = "execution_error", {**where, **error, "current_outputs": current_outputs}, False
+
+    def _node_failure(self, run: Run, failure: NodeFailed) -> None:
+        cause = failure.cause
+        error: dict[str, Any] = {"node_id": run.prompt.get_real_node_id(failure.node_id)}
+        if not isinstance(cause, InterruptProcessingException):
+            failed_class = run.prompt.get_node(failure.node_id)["class_type"]
+            error |= faults.describe(cause, failed_class)
+            error["current_inputs"] = faults.shown_inputs(failure.data)
+            log.error(
+                "prompt %s: node %s (%s) failed: %s: %s\n%s",
+                run.prompt_id,
+                failure.node_id,
+                failed_class,
+                error["exception_type"],
+                error["exception_message"].rstrip(),
+                "".join(error["traceback"]).rstrip(),
+            )
+            if faults.is_out_of_memory(cause):
+                _unload_models()
+        self.handle_execution_error(*self._facts_of(run), error, cause)
+        # The frames hold tensors: without this they live until the next failure.
+        cause.__traceback__ = None
+
+    def _cycle_failure(self, run: Run, cycle: DependencyCycleError) -> None:
+        inner = [node_id for node_id in cycle.nodes if run.prompt.get_parent_node_id(node_id) is not None]
+        error = {
+            "node_id": run.prompt.get_display_node_id((inner or cycle.nodes)[0]),
             "exception_message": str(cycle),
             "exception_type": "graph.DependencyCycleError",
             "traceback": [],
             "current_inputs": [],
-            "current_outputs": list(run.prompt.all_node_ids()) if self.caches.outputs.keeps_results else [],
         }
-        return "execution_error", data, False
+        self.handle_execution_error(*self._facts_of(run), error, cycle)
+
+    def _facts_of(self, run: Run) -> tuple[str, dict[str, Any], list[str], list[str]]:
+        """Prompt id, prompt, nodes with a result or the hope of one, and nodes that have run."""
+        outputs = list(run.prompt.all_node_ids()) if self.caches.outputs.keeps_results else []
+        return run.prompt_id, run.prompt.get_original_prompt(), outputs, list(run.executed)
 
     @staticmethod
     def _engine_failure(error: BaseException, prompt_id: str) -> tuple[str, dict[str, Any], bool]:
@@ -286,6 +308,43 @@ class PromptExecutor:
             return "execution_interrupted", where, True
         described = faults.describe(error, "")
         return "execution_error", {**where, **described, "current_inputs": {}, "current_outputs": []}, False
+
+
+async def _async_map_node_over_list(
+    prompt_id: str,
+    unique_id: str,
+    obj: Any,
+    input_data_all: dict[str, list],
+    func: str,
+    allow_interrupt: bool = False,
+    execution_block_cb: Callable[[ExecutionBlocker], Any] | None = None,
+    pre_execute_cb: Callable[[int], Any] | None = None,
+) -> list[Any]:
+    """Call a method of a node once per list item, as the engine does; for packs that do the same on their own.
+
+    Returns:
+        What each call returned; coroutines are waited for.
+    """
+    is_list = bool(getattr(obj, "INPUT_IS_LIST", False))
+
+    def before_call(index: int) -> None:
+        if allow_interrupt:
+            throw_exception_if_processing_interrupted()
+        if pre_execute_cb is not None:
+            pre_execute_cb(index)
+
+    results = calling.start_calls(
+        getattr(obj, func),
+        calling.calls_of(input_data_all, is_list),
+        prompt_id=prompt_id,
+        node_id=unique_id,
+        input_is_list=is_list,
+        blocked=execution_block_cb or (lambda blocker: blocker),
+        before_call=before_call,
+    )
+    while tasks := calling.tasks_of(results):
+        await asyncio.wait(tasks)
+    return calling.finished(results)
 
 
 def _unload_models() -> None:

@@ -96,11 +96,13 @@ def start_calls(
     node_id: str,
     input_is_list: bool,
     blocked: Callable[[ExecutionBlocker], Any],
+    before_call: Callable[[int], Any] = lambda _index: throw_exception_if_processing_interrupted(),
 ) -> list[Any]:
-    """Make every call. The interrupt flag is looked at before each.
+    """Make every call.
 
     Args:
         blocked: what stands for a call that is not made because of a blocker.
+        before_call: called with the number of each call; by default looks at the interrupt flag.
 
     Returns:
         One item per call: what it returned, or a task for a coroutine that is still to be waited for.
@@ -108,7 +110,7 @@ def start_calls(
     results: list[Any] = []
     try:
         for index, arguments in enumerate(calls):
-            throw_exception_if_processing_interrupted()
+            before_call(index)
             blocker = find_blocker(arguments, input_is_list)
             if blocker is not None:
                 results.append(blocked(blocker))

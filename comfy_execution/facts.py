@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 from comfy_execution.graph import NodeNotFoundError
@@ -91,17 +91,24 @@ class NodeFacts:
         self.class_type = class_type
         self.cls = cls
         self.is_v3 = hasattr(cls, "RESOLVE_INPUTS")
+        # A V3 class asks its schema for each attribute; here it is asked once.
         self._schema = cls.GET_SCHEMA() if self.is_v3 else None
-        get = lambda name, default=None: getattr(cls, name, default)  # noqa: E731
-        self.is_output = get("OUTPUT_NODE", False) is True
-        self.input_is_list = bool(get("INPUT_IS_LIST", False))
-        self.output_is_list: tuple = tuple(get("OUTPUT_IS_LIST", ()) or ())
-        self.not_idempotent = bool(get("NOT_IDEMPOTENT", False))
-        self.has_intermediate_output = bool(get("HAS_INTERMEDIATE_OUTPUT", False))
-        self.accept_all_inputs = bool(get("ACCEPT_ALL_INPUTS", False)) if self.is_v3 else False
-        self.function_name: str = get("FUNCTION", "")
-        self.is_async = inspect.iscoroutinefunction(get(self.function_name)) if self.function_name else False
-        self.return_types: tuple = tuple(get("RETURN_TYPES", ()) or ())
+        get = partial(getattr, self._schema if self.is_v3 else cls)
+        self.is_output = get("is_output_node" if self.is_v3 else "OUTPUT_NODE", False) is True
+        self.input_is_list = bool(get("is_input_list" if self.is_v3 else "INPUT_IS_LIST", False))
+        self.not_idempotent = bool(get("not_idempotent" if self.is_v3 else "NOT_IDEMPOTENT", False))
+        intermediate = "has_intermediate_output" if self.is_v3 else "HAS_INTERMEDIATE_OUTPUT"
+        self.has_intermediate_output = bool(get(intermediate, False))
+        self.accept_all_inputs = self.is_v3 and bool(self._schema.accept_all_inputs)
+        if self.is_v3:
+            outputs = self._schema.outputs
+            self.return_types: tuple = tuple(output.get_io_type() for output in outputs)
+            self.output_is_list: tuple = tuple(output.is_output_list for output in outputs)
+        else:
+            self.return_types = tuple(get("RETURN_TYPES", ()) or ())
+            self.output_is_list = tuple(get("OUTPUT_IS_LIST", ()) or ())
+        self.function_name: str = getattr(cls, "FUNCTION", "")
+        self.is_async = inspect.iscoroutinefunction(getattr(cls, self.function_name or "", None))
         self._inputs: InputSpec | None = None
 
     def inputs(self, sent: Mapping[str, Any]) -> InputSpec:

@@ -43,6 +43,7 @@ class PromptWorker:
         self._stopping = threading.Event()
         self._task: tuple[QueueEntry, int] | None = None  # what runs, until it is in the history
         self._last_collection = 0.0
+        self._has_run = False  # since the last collection
 
     def start(self) -> None:
         """Start the thread."""
@@ -84,6 +85,7 @@ class PromptWorker:
             task = self.queue.get(timeout=_COLLECT_SECONDS)
             if task is not None:
                 self._task = task
+                self._has_run = True
                 self._run(executor, *task)
             try:
                 self._act_on_flags(executor)
@@ -153,10 +155,10 @@ class PromptWorker:
             management = sys.modules.get("comfy.model_management")
             if management is not None:
                 management.unload_all_models()
-            self._last_collection = 0.0
         if free_memory:
             executor.reset()
-            self._last_collection = 0.0
+        if free_memory or flags.get("unload_models"):
+            self._has_run, self._last_collection = True, 0.0
 
     def _quiet_collector(self) -> None:
         """Keep full collections out of prompts: they stop all threads while they walk every object there is."""
@@ -167,9 +169,10 @@ class PromptWorker:
 
     def _collect(self) -> None:
         now = time.monotonic()
-        if now - self._last_collection < _COLLECT_SECONDS:
+        if not self._has_run or now - self._last_collection < _COLLECT_SECONDS:
             return
         self._last_collection = now
+        self._has_run = False
         gc.collect()
         management = sys.modules.get("comfy.model_management")
         if management is not None:

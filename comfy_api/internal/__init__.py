@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
-import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from functools import wraps
 from typing import Any, NamedTuple
 
@@ -46,23 +44,18 @@ class classproperty:
         return self._getter(owner)
 
 
-def run_to_end(awaitable: Awaitable) -> Any:
-    """The result of an awaitable, for code that cannot await.
+def run_to_end(coroutine: Coroutine) -> Any:
+    """The result of a coroutine that does not wait for anything, as those of the interface are made.
 
-    Most finish without waiting; one that does wait gets a loop of its own in another thread, since the caller's thread
-    may be running one.
+    Raises:
+        RuntimeError: it does wait, which plain code cannot.
     """
-
-    async def wait() -> Any:
-        return await awaitable
-
-    coroutine = wait()
     try:
         coroutine.send(None)
     except StopIteration as end:
         return end.value
     coroutine.close()
-    raise RuntimeError("this call has to wait; await it on ComfyAPI instead of calling it on ComfyAPISync")
+    raise RuntimeError(f"{coroutine.__qualname__} has to wait; it can only be awaited")
 
 
 def synchronous(cls: type) -> type:
@@ -71,7 +64,7 @@ def synchronous(cls: type) -> type:
     def plain(method: Callable) -> Callable:
         @wraps(method)
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            return _run(lambda: method(self, *args, **kwargs))
+            return run_to_end(method(self, *args, **kwargs))
 
         return call
 
@@ -83,25 +76,3 @@ def synchronous(cls: type) -> type:
         elif isinstance(member, type) and not name.startswith("__"):
             members[name] = synchronous(member)
     return type(cls.__name__ + "Sync", (cls,), members)
-
-
-def _run(make: Callable[[], Awaitable]) -> Any:
-    try:
-        return run_to_end(make())
-    except RuntimeError as error:
-        if "has to wait" not in str(error):
-            raise
-    result: dict[str, Any] = {}
-
-    def run() -> None:
-        try:
-            result["value"] = asyncio.run(make())
-        except BaseException as failure:
-            result["error"] = failure
-
-    thread = threading.Thread(target=run, name="comfy-api-sync")
-    thread.start()
-    thread.join()
-    if "error" in result:
-        raise result["error"]
-    return result["value"]

@@ -166,7 +166,7 @@ class Schema:
             "name": self.node_id,
             "display_name": self.display_name,
             "description": self.description,
-            "python_module": getattr(cls, "RELATIVE_PYTHON_MODULE", "nodes"),
+            "python_module": getattr(cls, "RELATIVE_PYTHON_MODULE", None) or "nodes",
             "category": self.category,
             "output_node": self.is_output_node,
             "deprecated": self.is_deprecated,
