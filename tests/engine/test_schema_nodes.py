@@ -313,7 +313,7 @@ def test_synchronous_api():
             raise KeyError("x")
 
         async def slow(self):
-            await asyncio.tasks.__sleep0()
+            await asyncio.sleep(0)
 
     plain = synchronous(Waiting)()
     assert plain.quick() == 5
