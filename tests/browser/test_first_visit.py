@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from tests.browser.front_end import FrontEnd, rgb
+from tests.browser.front_end import LATE_MS, FrontEnd, rgb
 from tests.examples.server_process import REPO
 
 pytestmark = pytest.mark.slow
@@ -40,6 +40,7 @@ def most_common_colour(picture: np.ndarray) -> np.ndarray:
 
 
 def test_the_starter_workflow_is_open_and_nothing_covers_it(first):
+    first.page.wait_for_timeout(LATE_MS)
     first.shot("1_first_visit")
     types = sorted(first.nodes().values())
     assert types == sorted([*(node["class_type"] for node in EXAMPLE.values()), "MarkdownNote"])
@@ -97,6 +98,7 @@ def test_reload_keeps_the_user_s_workflow(first):
     asked = len(first.requested(STARTER_FILE))
     assert asked == 1
     first.reload()
+    first.page.wait_for_timeout(LATE_MS)
     first.shot("5_reloaded")
     assert first.widget(TEXT, "text") == "a small green square on a white background"
     assert first.tabs() == ["text_to_image"]
@@ -108,6 +110,7 @@ def test_an_empty_workflow_of_the_user_s_own_stays_empty(first):
     first.js("() => app.extensionManager.command.execute('Comfy.NewBlankWorkflow')")
     first.page.wait_for_timeout(1500)
     first.reload()
+    first.page.wait_for_timeout(LATE_MS)
     assert first.nodes() == {}
     assert len(first.tabs()) == 2
     assert len(first.requested(STARTER_FILE)) == 1
@@ -132,6 +135,7 @@ def test_no_complaints(first):
 def test_a_known_user_s_other_browser_gets_the_starter_too(first, new_browser):
     other = new_browser()
     other.open()
+    other.page.wait_for_timeout(LATE_MS)
     other.shot("7_other_browser")
     assert without_meta(other.prompt()) == without_meta(EXAMPLE)
     assert other.tabs() == ["text_to_image"]
@@ -141,7 +145,7 @@ def test_a_known_user_s_other_browser_gets_the_starter_too(first, new_browser):
 def test_without_the_starter_file_the_front_end_starts_as_ever(first, new_browser):
     other = new_browser()
     other.page.route(f"**/{STARTER_FILE}", lambda route: route.fulfill(status=404, body=""))
-    other.open()
+    other.open(expected="Unsaved Workflow")
     assert other.nodes() and other.nodes() != first.nodes()
     assert any("starter workflow" in complaint for complaint in other.complaints)
     assert other.page.locator("[data-testid=queue-button]").first.is_enabled()
