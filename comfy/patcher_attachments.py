@@ -15,6 +15,7 @@ from comfy.patcher_extension import CallbacksMP, PatcherInjection, copy_nested_d
 class Attachments:
     """The part of ModelPatcher that keeps them."""
 
+    model: Any
     model_options: dict[str, Any]
 
     def init_attachments(self) -> None:
@@ -86,7 +87,10 @@ class Attachments:
         return self.injections.get(key)
 
     def inject_model(self) -> None:
-        """Put in what is to be injected, once."""
+        """Put in what is to be injected, once. What another clone put into the same model comes out first."""
+        other = getattr(self.model, "injected_by", None)
+        if other is not None and other is not self:
+            other.eject_model()
         if self.is_injected or self.skip_injection:
             return
         for injections in self.injections.values():
@@ -94,6 +98,8 @@ class Attachments:
                 injection.inject(self)
                 self.is_injected = True
         if self.is_injected:
+            # The clone that knows how to undo it stays alive as long as it is needed for that.
+            self.model.injected_by = self
             for callback in self.get_all_callbacks(CallbacksMP.ON_INJECT_MODEL):
                 callback(self)
 
@@ -105,6 +111,7 @@ class Attachments:
             for injection in injections:
                 injection.eject(self)
         self.is_injected = False
+        self.model.injected_by = None
         for callback in self.get_all_callbacks(CallbacksMP.ON_EJECT_MODEL):
             callback(self)
 

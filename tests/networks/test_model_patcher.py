@@ -241,6 +241,22 @@ def test_what_packs_hang_on():
     assert p.get_all_wrappers(WrappersMP.APPLY_MODEL) == ["wrapper"]
 
 
+def test_injections_of_one_clone_do_not_reach_another():
+    p = patcher()
+    clone = p.clone()
+    inside = []
+    clone.set_injections("k", [PatcherInjection(lambda _: inside.append(1), lambda _: inside.pop())])
+    load(clone)
+    assert inside == [1]
+    load(p)
+    assert inside == []
+    load(clone)
+    del clone
+    gc.collect()
+    load(p)
+    assert inside == []
+
+
 # What is loaded
 
 
