@@ -62,9 +62,7 @@ def optimized_attention(
 class GEGLU(nn.Module):
     """value * gelu(gate), both from one projection; the value is its first half."""
 
-    def __init__(
-        self, dim_in: int, dim_out: int, dtype=None, device=None, operations=comfy.ops.disable_weight_init
-    ):
+    def __init__(self, dim_in: int, dim_out: int, dtype=None, device=None, operations=comfy.ops.disable_weight_init):
         super().__init__()
         self.proj = operations.Linear(dim_in, dim_out * 2, dtype=dtype, device=device)
 
@@ -76,9 +74,7 @@ class GEGLU(nn.Module):
 class FeedForward(nn.Module):
     """GEGLU to `mult` times the width and back."""
 
-    def __init__(
-        self, dim: int, mult: int = 4, dtype=None, device=None, operations=comfy.ops.disable_weight_init
-    ):
+    def __init__(self, dim: int, mult: int = 4, dtype=None, device=None, operations=comfy.ops.disable_weight_init):
         super().__init__()
         inner = dim * mult
         self.net = nn.Sequential(
@@ -129,9 +125,7 @@ class CrossAttention(nn.Module):
         transformer_options: dict | None = None,
     ) -> Tensor:
         q, k, v = self.project(x, context, value)
-        return self.to_out(
-            optimized_attention(q, k, v, self.heads, mask=mask, attn_precision=self.attn_precision)
-        )
+        return self.to_out(optimized_attention(q, k, v, self.heads, mask=mask, attn_precision=self.attn_precision))
 
     def project(
         self, x: Tensor, context: Tensor | None = None, value: Tensor | None = None
@@ -176,9 +170,7 @@ class BasicTransformerBlock(nn.Module):
         self.d_head = d_head
         self.attn_precision = attn_precision
 
-    def forward(
-        self, x: Tensor, context: Tensor | None = None, transformer_options: dict | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, context: Tensor | None = None, transformer_options: dict | None = None) -> Tensor:
         transformer_options = transformer_options or {}
         if not (transformer_options.get("patches") or transformer_options.get("patches_replace")):
             x = x + self.attn1(self.norm1(x))

@@ -174,9 +174,7 @@ class Upsample(nn.Module):
         operations=comfy.ops.disable_weight_init,
     ):
         super().__init__()
-        self.conv = operations.Conv2d(
-            channels, out_channels or channels, 3, padding=1, dtype=dtype, device=device
-        )
+        self.conv = operations.Conv2d(channels, out_channels or channels, 3, padding=1, dtype=dtype, device=device)
 
     def forward(self, x: Tensor, output_shape: tuple[int, ...] | None = None) -> Tensor:
         size = tuple(output_shape[2:]) if output_shape is not None else (x.shape[2] * 2, x.shape[3] * 2)
@@ -247,9 +245,7 @@ class ResBlock(TimestepBlock):
 class TimestepEmbedSequential(nn.Sequential, TimestepBlock):
     """A stack whose members get, each as far as it takes them: time embedding, context, output shape."""
 
-    def forward(
-        self, x: Tensor, emb: Tensor, context=None, transformer_options: dict | None = None, output_shape=None
-    ):
+    def forward(self, x: Tensor, emb: Tensor, context=None, transformer_options: dict | None = None, output_shape=None):
         return forward_timestep_embed(self, x, emb, context, transformer_options, output_shape)
 
 
@@ -346,11 +342,7 @@ class UNetModel(nn.Module):
         skips = [channels]
         depths = iter(config.transformer_depth)
         self.input_blocks = nn.ModuleList(
-            [
-                TimestepEmbedSequential(
-                    operations.Conv2d(config.in_channels, channels, 3, padding=1, **factory)
-                )
-            ]
+            [TimestepEmbedSequential(operations.Conv2d(config.in_channels, channels, 3, padding=1, **factory))]
         )
         last_level = len(config.channel_mult) - 1
         for level, (mult, count) in enumerate(zip(config.channel_mult, config.num_res_blocks)):
@@ -376,9 +368,7 @@ class UNetModel(nn.Module):
 
         depths = iter(reversed(config.transformer_depth_output))
         self.output_blocks = nn.ModuleList()
-        for level, (mult, count) in reversed(
-            list(enumerate(zip(config.channel_mult, config.num_res_blocks)))
-        ):
+        for level, (mult, count) in reversed(list(enumerate(zip(config.channel_mult, config.num_res_blocks)))):
             for index in range(count + 1):
                 block = [residual(channels + skips.pop(), mult * config.model_channels)]
                 channels = mult * config.model_channels
@@ -449,8 +439,6 @@ class UNetModel(nn.Module):
             for patch in patches.get("output_block_patch", ()):
                 h, skip = patch(h, skip, options)
             output_shape = skips[-1].shape if skips else None
-            h = forward_timestep_embed(
-                block, torch.cat([h, skip], dim=1), emb, context, options, output_shape
-            )
+            h = forward_timestep_embed(block, torch.cat([h, skip], dim=1), emb, context, options, output_shape)
 
         return self.out(h)

@@ -239,9 +239,7 @@ class AutoencoderKL(nn.Module):
         self.quant_conv = self.post_quant_conv = None
         if config.embed_dim is not None:
             factor = 2 if config.double_z else 1
-            self.quant_conv = operations.Conv2d(
-                config.z_channels * factor, config.embed_dim * factor, 1, **factory
-            )
+            self.quant_conv = operations.Conv2d(config.z_channels * factor, config.embed_dim * factor, 1, **factory)
             self.post_quant_conv = operations.Conv2d(config.embed_dim, config.z_channels, 1, **factory)
 
     def moments(self, pixels: Tensor) -> tuple[Tensor, Tensor | None]:
