@@ -18,9 +18,7 @@ from scipy import ndimage
 from tools.tiny_model.data import Scene
 from tools.tiny_model.shapes import OUTLINES, PALETTE, PICTURE
 
-CONTRAST = (
-    45.0  # RGB distance from the background that makes a pixel foreground; palette colours are >= 80 apart
-)
+CONTRAST = 45.0  # RGB distance from the background that makes a pixel foreground; palette colours are >= 80 apart
 MIN_AREA = 60  # pixels; smaller specks are not shapes (the smallest drawn shape has about 150)
 MIN_OVERLAP = 0.75  # of the stretched outlines; below it the shape counts as unknown
 TEMPLATE = 48
@@ -60,9 +58,7 @@ def _stretch(mask: np.ndarray) -> np.ndarray:
     """The bounding box of a boolean mask, resized to TEMPLATE x TEMPLATE."""
     rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
     cut = mask[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
-    picture = Image.fromarray((cut * 255).astype(np.uint8)).resize(
-        (TEMPLATE, TEMPLATE), Image.Resampling.BILINEAR
-    )
+    picture = Image.fromarray((cut * 255).astype(np.uint8)).resize((TEMPLATE, TEMPLATE), Image.Resampling.BILINEAR)
     return np.asarray(picture) > 127
 
 
@@ -123,9 +119,7 @@ def _size(area: float, shape: str) -> str:
 def classify(picture: Image.Image | np.ndarray) -> Reading:
     """Read a 128 x 128 RGB picture (PIL, or uint8 HWC)."""
     pixels = np.asarray(picture)[..., :3].astype(np.float32)
-    border = np.concatenate(
-        [pixels[:2].reshape(-1, 3), pixels[-2:].reshape(-1, 3), pixels[:, 0], pixels[:, -1]]
-    )
+    border = np.concatenate([pixels[:2].reshape(-1, 3), pixels[-2:].reshape(-1, 3), pixels[:, 0], pixels[:, -1]])
     ground = np.median(border, axis=0)
     foreground = np.linalg.norm(pixels - ground, axis=-1) > CONTRAST
     labels, number = ndimage.label(foreground)

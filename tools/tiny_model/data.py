@@ -107,8 +107,7 @@ def draw(scene: Scene, rng: random.Random) -> Image.Image:
     pen = ImageDraw.Draw(mask)
     for cx, cy in centres:
         outline = [
-            ((cx + radius * x) * SUPERSAMPLING, (cy + radius * y) * SUPERSAMPLING)
-            for x, y in OUTLINES[scene.shape]
+            ((cx + radius * x) * SUPERSAMPLING, (cy + radius * y) * SUPERSAMPLING) for x, y in OUTLINES[scene.shape]
         ]
         pen.polygon(outline, fill=255)
     picture = Image.new("RGB", (PICTURE, PICTURE), shade(scene.background, rng))
@@ -180,8 +179,14 @@ def plain_caption(scene: Scene) -> str:
     )
 
 
-def caption(scene: Scene, rng: random.Random) -> str:
-    """One of very many ways to describe `scene`; attributes other than the shape are sometimes left out."""
+UNSAID = "unsaid"
+
+
+def describe(scene: Scene, rng: random.Random) -> tuple[str, dict[str, str]]:
+    """One of very many ways to describe `scene`, and attribute -> value as far as it says them (else UNSAID).
+
+    The shape is always named, the other attributes are sometimes left out.
+    """
     noun = rng.choice(_SHAPE_WORDS.get(scene.shape, (scene.shape,)))
     if scene.count > 1:
         noun = _plural(noun)
@@ -190,9 +195,7 @@ def caption(scene: Scene, rng: random.Random) -> str:
     size = rng.choice(_SIZE_WORDS[scene.size]) if says_size else ""
     says_position = scene.count == 1 and rng.random() < (0.3 if scene.position == "center" else 0.85)
     position = rng.choice(_POSITION_WORDS[scene.position]) if says_position else ""
-    ground = (
-        rng.choice(_COLOUR_WORDS.get(scene.background, (scene.background,))) if rng.random() < 0.75 else ""
-    )
+    ground = rng.choice(_COLOUR_WORDS.get(scene.background, (scene.background,))) if rng.random() < 0.75 else ""
     number = rng.choice(_NUMBER_WORDS[scene.count])
 
     form = rng.random()
@@ -203,12 +206,23 @@ def caption(scene: Scene, rng: random.Random) -> str:
     if rng.random() < 0.08:
         filler = ", ".join(rng.sample(_FILLERS, rng.randint(1, 2)))
         text = f"{filler}, {text}" if rng.random() < 0.5 else f"{text}, {filler}"
-    return text
+    said = {
+        "shape": scene.shape,
+        "count": str(scene.count),
+        "colour": scene.colour if colour else UNSAID,
+        "size": scene.size if size else UNSAID,
+        "position": scene.position if position else UNSAID,
+        "background": scene.background if ground else UNSAID,
+    }
+    return text, said
 
 
-def _tags(
-    number: str, size: str, colour: str, noun: str, position: str, ground: str, rng: random.Random
-) -> str:
+def caption(scene: Scene, rng: random.Random) -> str:
+    """The sentence of `describe` alone."""
+    return describe(scene, rng)[0]
+
+
+def _tags(number: str, size: str, colour: str, noun: str, position: str, ground: str, rng: random.Random) -> str:
     """Comma separated: "red circle, small, blue background"."""
     if number in ("a", "the"):
         number = ""
@@ -217,9 +231,7 @@ def _tags(
     return ", ".join([" ".join(f"{number} {colour} {noun}".split()), *parts])
 
 
-def _sentence(
-    number: str, size: str, colour: str, noun: str, position: str, ground: str, rng: random.Random
-) -> str:
+def _sentence(number: str, size: str, colour: str, noun: str, position: str, ground: str, rng: random.Random) -> str:
     """Running words: "a small red circle at the top on a blue background"."""
     if colour and rng.random() < 0.04:
         verb = "is" if not noun.endswith("s") or noun.endswith("ss") else "are"
