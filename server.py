@@ -134,12 +134,17 @@ class PromptServer:
         self.on_prompt_handlers.append(handler)
 
     def trigger_on_prompt(self, body: Any) -> Any:
-        """The body after all prompt handlers; one that raises is logged and skipped."""
+        """The body after all prompt handlers; one that raises, or returns no JSON, is logged and skipped."""
         for handler in self.on_prompt_handlers:
             try:
-                body = handler(body)
+                changed = handler(body)
             except Exception:
                 log.warning("a prompt handler failed", exc_info=True)
+                continue
+            if isinstance(changed, (dict, list)):
+                body = changed
+            else:
+                log.warning("a prompt handler returned %s instead of the body", type(changed).__name__)
         return body
 
     # --- nodes -------------------------------------------------------------------------------------

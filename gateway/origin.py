@@ -9,12 +9,14 @@ import asyncio
 import ipaddress
 import socket
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
 from aiohttp import web
 
 KNOWN_NAMES = 256  # host names whose resolution is remembered
 RESOLVE_TIMEOUT = 2.0
+_resolvers = ThreadPoolExecutor(2, "resolve")
 
 
 def split_host(host: str) -> tuple[str, int | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -30,7 +31,7 @@ def add_to(table: Table, server: PromptServer) -> None:
         max_items, offset = int_query(request, "max_items"), int_query(request, "offset")
         if offset is None or offset < 0:
             offset = -1
-        return json_body(server.prompt_queue.history_json(max_items=max_items, offset=offset))
+        return json_body(await asyncio.to_thread(server.prompt_queue.history_json, max_items=max_items, offset=offset))
 
     @table.get(
         "/history/{prompt_id}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import TYPE_CHECKING
 
@@ -39,7 +40,8 @@ def add_to(table: Table, server: PromptServer) -> None:
 
     @table.get("/queue", "What runs, and what waits.", answers={200: "Queue"})
     async def get_queue(request: web.Request) -> web.Response:
-        return json_body(server.prompt_queue.queue_json())
+        # Joining the prompts of a long queue takes a while; the loop has sockets to serve.
+        return json_body(await asyncio.to_thread(server.prompt_queue.queue_json))
 
     @table.post("/queue", "Drop waiting prompts.", body="Removal", answers={200: EMPTY, **REFUSED})
     async def change_queue(request: web.Request) -> web.Response:

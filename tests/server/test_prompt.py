@@ -133,6 +133,7 @@ async def test_failing_prompt_handlers_are_skipped(running):
         return body
 
     running.server.add_on_prompt_handler(broken)
+    running.server.add_on_prompt_handler(lambda body: None)
     running.server.add_on_prompt_handler(rename)
     await running.post("/prompt", data=good())
     assert (await running.get("/queue"))[1]["queue_pending"][0][2]["1"]["inputs"]["text"] == "changed"

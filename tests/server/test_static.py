@@ -33,6 +33,13 @@ async def test_files_of_the_page_do_not_wait_for_nodes(page):
     assert (await page.get("/x.webp", headers={"If-None-Match": etag}))[0] == 304
 
 
+async def test_style_sheet_of_the_user(page):
+    assert (await page.get("/user.css"))[:2] == (404, b"")
+    await page.post("/userdata/user.css", data=b"a{}")
+    status, body, headers = await page.get("/user.css")
+    assert (status, body) == (200, b"a{}") and headers["Content-Type"] == "text/css"
+
+
 async def test_scripts_of_packs_are_listed_and_served(page):
     import nodes
 
