@@ -427,6 +427,44 @@ def filter_files_content_types(
     return [name for name in files if kind(name) in content_types]
 
 
+class _TopFilesCache:
+    """File names at the top of folders, by kind; valid while the folder has not changed."""
+
+    def __init__(self):
+        self._lists: dict[tuple[str, str], tuple[int, list[str]]] = {}
+
+    def get(self, folder: str, kind: str) -> list[str]:
+        try:
+            modified = os.stat(folder).st_mtime_ns
+            cached = self._lists.get((folder, kind))
+            if cached is not None and cached[0] == modified:
+                return cached[1]
+            asked_at = time.time_ns()
+            with os.scandir(folder) as entries:
+                found = list(entries)
+            names = [entry.name for entry in found if entry.is_file()]
+        except OSError:
+            return []
+        of_kind = filter_files_extensions if kind.startswith(".") else filter_files_content_types
+        names = sorted(of_kind(names, [kind]))
+        # A folder changed within the clock's granularity of the listing may change again unseen, and what a link
+        # leads to may come and go without any change of the folder.
+        if asked_at - modified > 1_000_000_000 and not any(entry.is_symlink() for entry in found):
+            self._lists[folder, kind] = (modified, names)
+        return names
+
+
+_top_files = _TopFilesCache()
+
+
+def get_top_files(folder: str, kind: str) -> list[str]:
+    """Sorted names of the files of a kind that lie in a folder itself; empty if it cannot be listed.
+
+    kind: "image", "video", "audio" or "model", or an extension with its dot.
+    """
+    return list(_top_files.get(folder, kind))
+
+
 # --- saving ---------------------------------------------------------------------------------------
 
 

@@ -18,13 +18,7 @@ from .image_decode import decode
 
 def list_input_images() -> list[str]:
     """Names of the image files that lie in the input folder itself, sorted."""
-    folder = folder_paths.get_input_directory()
-    try:
-        with os.scandir(folder) as entries:
-            names = [entry.name for entry in entries if entry.is_file()]
-    except OSError:
-        return []
-    return sorted(folder_paths.filter_files_content_types(names, ["image"]))
+    return folder_paths.get_top_files(folder_paths.get_input_directory(), "image")
 
 
 def file_digest(path: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import torch
@@ -103,12 +102,7 @@ class LoadLatent:
 
 
 def _list_latent_files() -> list[str]:
-    folder = folder_paths.get_input_directory()
-    try:
-        with os.scandir(folder) as entries:
-            return sorted(e.name for e in entries if e.is_file() and e.name.endswith(_SUFFIX))
-    except OSError:
-        return []
+    return folder_paths.get_top_files(folder_paths.get_input_directory(), _SUFFIX)
 
 
 NODES = {

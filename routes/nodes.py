@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
-from aiohttp import web
+from aiohttp import ETag, web
 
+from gateway.openapi import EMPTY
 from protocol import to_json
-from routes.answers import json_answer, json_body
+from routes.answers import empty, json_answer, json_body
 
 if TYPE_CHECKING:
     from routes import Table
@@ -32,20 +34,51 @@ def definitions(names: Iterable[str]) -> bytes:
     return b"{" + b",".join(parts) + b"}"
 
 
-def all_definitions() -> bytes:
-    """Definitions of all registered classes."""
+def all_definitions() -> tuple[bytes, str]:
+    """Definitions of all registered classes, and a tag that changes when they do."""
     import nodes
 
-    return definitions(list(nodes.NODE_CLASS_MAPPINGS))
+    body = definitions(list(nodes.NODE_CLASS_MAPPINGS))
+    return body, hashlib.blake2b(body, digest_size=16).hexdigest()
+
+
+class _Shared:
+    """Computes something in a thread, once for all who ask while it is being computed.
+
+    Who asks while a computation is under way gets the next one: the first may have looked at files too early.
+    """
+
+    def __init__(self, compute: Callable[[], Any]):
+        self._compute = compute
+        self._running: asyncio.Task | None = None
+        self._next: asyncio.Task | None = None
+
+    async def get(self) -> Any:
+        if self._next is None:
+            self._next = asyncio.create_task(self._run(self._running))
+        return await asyncio.shield(self._next)
+
+    async def _run(self, before: asyncio.Task | None) -> Any:
+        if before is not None:
+            await asyncio.wait([before])
+        self._running, self._next = self._next, None
+        return await asyncio.to_thread(self._compute)
 
 
 def add_to(table: Table, server: PromptServer) -> None:
     """Register this resource's routes."""
+    shared = _Shared(all_definitions)
 
-    @table.get("/object_info", "Definitions of all nodes.", answers={200: "NodeDefinitions"})
+    @table.get("/object_info", "Definitions of all nodes.", answers={200: "NodeDefinitions", 304: EMPTY})
     async def get_all(request: web.Request) -> web.Response:
         await server.nodes_ready.wait_async()
-        return json_body(await asyncio.to_thread(all_definitions))
+        body, tag = await shared.get()
+        # Classes may answer anything at any time, so they are asked each time; the megabyte need not travel.
+        known = {known.value for known in request.if_none_match or ()} & {tag, "*"}
+        answer = empty(304) if known else json_body(body)
+        answer.etag = ETag(tag, is_weak=True)  # weak, as the bytes may be compressed on the way
+        answer.headers["Cache-Control"] = "no-cache"  # that is: ask whether it has changed
+        return answer
 
     @table.get(
         "/object_info/{class_name}",

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import time
 
 import pytest
 
@@ -164,3 +165,44 @@ def test_content_types():
     assert fp.filter_files_content_types(files, ["image"]) == ["a.png", "b.WEBP"]
     assert fp.filter_files_content_types(files, ["video", "audio"]) == ["c.mp4", "d.flac"]
     assert fp.filter_files_content_types(files, ["model"]) == ["f.glb"]
+
+
+def settle(folder):
+    """Make a folder look as if it had been left alone for a while."""
+    long_ago = time.time() - 3600
+    os.utime(folder, (long_ago, long_ago))
+
+
+def test_top_files_are_current(tmp_path):
+    (tmp_path / "b.png").touch()
+    (tmp_path / "a.latent").touch()
+    (tmp_path / "folder.png").mkdir()
+    settle(tmp_path)
+    assert fp.get_top_files(str(tmp_path), "image") == ["b.png"]
+    assert fp.get_top_files(str(tmp_path), ".latent") == ["a.latent"]
+    fp.get_top_files(str(tmp_path), "image").append("changed by the caller")
+    (tmp_path / "a.png").touch()
+    assert fp.get_top_files(str(tmp_path), "image") == ["a.png", "b.png"]
+    (tmp_path / "b.png").unlink()
+    assert fp.get_top_files(str(tmp_path), "image") == ["a.png"]
+    assert fp.get_top_files(str(tmp_path / "none"), "image") == []
+
+
+def test_an_unchanged_folder_is_listed_once(tmp_path, monkeypatch):
+    (tmp_path / "a.png").touch()
+    settle(tmp_path)
+    assert fp.get_top_files(str(tmp_path), "image") == ["a.png"]
+    monkeypatch.setattr(os, "scandir", lambda path: pytest.fail(f"{path} is listed again"))
+    assert fp.get_top_files(str(tmp_path), "image") == ["a.png"]
+
+
+def test_a_folder_with_links_is_listed_each_time(tmp_path):
+    target = tmp_path / "elsewhere"
+    target.touch()
+    folder = tmp_path / "with links"
+    folder.mkdir()
+    (folder / "a.png").symlink_to(target)
+    settle(folder)
+    assert fp.get_top_files(str(folder), "image") == ["a.png"]
+    target.unlink()
+    assert fp.get_top_files(str(folder), "image") == []

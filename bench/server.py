@@ -1,0 +1,309 @@
+"""What the HTTP side costs: a long queue, a long history, many events, a large input folder.
+
+    python bench/server.py [--check]
+
+Starts a server of its own with the node pack bench/packs/server_bench.py. Times are medians unless the line says
+otherwise; "CPU" is what the server process used. With --check a missed goal is exit status 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import json
+import os
+import shutil
+import socket
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import websocket
+
+REPO = Path(__file__).resolve().parent.parent
+PENDING, HISTORY, FILES, UPDATES, SOCKETS = 5_000, 10_000, 20_000, 10_000, 20
+PATIENCE = 180.0  # seconds for anything
+
+# A prompt of the usual size.
+PROMPT = {
+    "3": {
+        "class_type": "KSampler",
+        "inputs": {
+            "seed": 8566257, "steps": 20, "cfg": 8.0, "sampler_name": "euler", "scheduler": "normal", "denoise": 1.0,
+            "model": ["4", 0], "positive": ["6", 0], "negative": ["7", 0], "latent_image": ["5", 0],
+        },
+    },
+    "4": {"class_type": "CheckpointLoaderSimple", "inputs": {"ckpt_name": "model.safetensors"}},
+    "5": {"class_type": "EmptyLatentImage", "inputs": {"width": 512, "height": 512, "batch_size": 1}},
+    "6": {"class_type": "CLIPTextEncode", "inputs": {"text": "a harbour at dawn, mist over the water", "clip": ["4", 1]}},
+    "7": {"class_type": "CLIPTextEncode", "inputs": {"text": "text, watermark", "clip": ["4", 1]}},
+    "8": {"class_type": "VAEDecode", "inputs": {"samples": ["3", 0], "vae": ["4", 2]}},
+    "9": {"class_type": "SaveImage", "inputs": {"filename_prefix": "bench", "images": ["8", 0]}},
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One line of the table. goal: the largest value that is good enough, None for a value told for comparison."""
+
+    what: str
+    value: float
+    unit: str
+    goal: float | None = None
+
+    @property
+    def missed(self) -> bool:
+        return self.goal is not None and self.value > self.goal
+
+
+class Server:
+    """The server under test, and one connection to it."""
+
+    def __init__(self, base: Path):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        (base / "custom_nodes").mkdir()
+        shutil.copy(REPO / "bench" / "packs" / "server_bench.py", base / "custom_nodes")
+        command = [sys.executable, str(REPO / "main.py"), "--cpu", "--port", str(self.port)]
+        self.log = base / "log"
+        with open(self.log, "wb") as log:
+            self.process = subprocess.Popen([*command, "--base-directory", str(base)], stdout=log, stderr=log)
+        self.usage = psutil.Process(self.process.pid)
+        self.connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                self.get("/object_info/BenchWait")
+                break
+            except OSError:
+                if time.monotonic() > deadline or self.process.poll() is not None:
+                    raise RuntimeError(self.log.read_text(errors="replace")[-3000:]) from None
+                time.sleep(0.1)
+
+    def request(self, method: str, path: str, body: object = None, **headers: str) -> tuple[int, bytes, dict[str, str]]:
+        """(status, body, headers) of a request."""
+        data = None if body is None else json.dumps(body)
+        self.connection.request(method, path, data, headers)
+        answer = self.connection.getresponse()
+        return answer.status, answer.read(), dict(answer.headers)
+
+    def get(self, path: str) -> bytes:
+        """The body of a 200."""
+        status, body, _ = self.request("GET", path)
+        if status != 200:
+            raise RuntimeError(f"GET {path}: {status} {body[:300]!r}")
+        return body
+
+    def queue(self, class_type: str, client_id: str | None = None, **inputs: int) -> str:
+        """Queue a prompt of one node; returns its id."""
+        inputs["number"] = time.monotonic_ns() % (1 << 30)  # or it would come from the cache
+        body = {"prompt": {"1": {"class_type": class_type, "inputs": inputs}}, "client_id": client_id}
+        status, answer, _ = self.request("POST", "/prompt", body)
+        if status != 200:
+            raise RuntimeError(f"POST /prompt: {status} {answer[:500]!r}")
+        return json.loads(answer)["prompt_id"]
+
+    def cpu(self) -> float:
+        """Seconds of processor time used so far."""
+        times = self.usage.cpu_times()
+        return times.user + times.system
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait()
+
+
+def wall(operate: Callable[[], object], times: int) -> list[float]:
+    """Milliseconds that each of several calls takes."""
+    spent = []
+    for _ in range(times):
+        started = time.perf_counter()
+        operate()
+        spent.append(1e3 * (time.perf_counter() - started))
+    return spent
+
+
+def cpu_each(server: Server, operate: Callable[[], object], times: int) -> float:
+    """Milliseconds of the server's processor time per call."""
+    before = server.cpu()
+    for _ in range(times):
+        operate()
+    return 1e3 * (server.cpu() - before) / times
+
+
+def percentile(values: list[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+@contextlib.contextmanager
+def polling(server: Server, path: str) -> Iterator[None]:
+    """Another process that asks for `path` again and again."""
+    code = (
+        "import http.client, sys\n"
+        "c = http.client.HTTPConnection('127.0.0.1', int(sys.argv[1]))\n"
+        "while True:\n    c.request('GET', sys.argv[2]); c.getresponse().read()\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(server.port), path], stderr=subprocess.DEVNULL)
+    try:
+        time.sleep(0.5)
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def never_reads(port: int) -> socket.socket:
+    """A client that shakes hands and then does not read."""
+    peer = socket.socket()
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    peer.connect(("127.0.0.1", port))
+    peer.sendall(
+        b"GET /ws?clientId=deaf HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+    )
+    peer.recv(256)
+    return peer
+
+
+# --- the figures -----------------------------------------------------------------------------------------------
+
+
+def progress(server: Server) -> list[Figure]:
+    """What reports cost a node, and what of them arrives."""
+    deaf = never_reads(server.port)
+    reader = websocket.create_connection(f"ws://127.0.0.1:{server.port}/ws?clientId=bench", timeout=PATIENCE)
+    prompt_id = server.queue("BenchProgress", "bench", updates=UPDATES)
+    last: dict[str, float] = {}
+    while True:
+        message = json.loads(reader.recv())
+        data = message["data"]
+        if message["type"] == "bench.tick":
+            last["event"] = data["value"] + 1
+        elif message["type"] == "progress":
+            last["bar"] = data["value"]
+        elif message["type"] == "progress_state":
+            last["state"] = data["nodes"]["1"]["value"]
+        elif message["type"] == "executing" and data["node"] is None:
+            break
+    reader.close()
+    deaf.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    deaf.close()
+    entry = json.loads(server.get(f"/history/{prompt_id}"))[prompt_id]
+    by_bar, by_registry, by_event = entry["outputs"]["1"]["bench"]
+    lost = sum(UPDATES - last.get(kind, 0) for kind in ("bar", "state", "event"))
+    return [
+        Figure(f"ProgressBar.update, each of {UPDATES}", by_bar, "µs", 10),
+        Figure(f"update_progress of the registry, each of {UPDATES}", by_registry, "µs", 10),
+        Figure(f"send_sync to all, each of {UPDATES}, one never reads", by_event, "µs", 10),
+        Figure("difference of the last value that arrived to the last reported", lost, "", 0),
+    ]
+
+
+def encodings(server: Server) -> list[Figure]:
+    """How often an event is encoded."""
+    url = f"ws://127.0.0.1:{server.port}/ws?clientId="
+    sockets = [websocket.create_connection(f"{url}s{n}", timeout=PATIENCE) for n in range(SOCKETS)]
+    answer = json.loads(server.get("/bench/encodings"))
+    for peer in sockets:
+        peer.close()
+    assert answer["sockets"] >= SOCKETS
+    return [Figure(f"encodings of an event for {SOCKETS} sockets", answer["per_event"], "", 1)]
+
+
+def long_queue(server: Server) -> list[Figure]:
+    """Listing and changing a long queue, and a long history."""
+    running = server.queue("BenchWait")
+    while running not in [item[1] for item in json.loads(server.get("/queue"))["queue_running"]]:
+        time.sleep(0.05)
+    status, answer, _ = server.request("POST", "/bench/fill", {"prompt": PROMPT, "pending": PENDING, "history": HISTORY})
+    if status != 200 or json.loads(answer) != {"pending": PENDING, "history": HISTORY}:
+        raise RuntimeError(f"the queue cannot be filled: {status} {answer[:300]!r}")
+    size = len(server.get("/queue")) / 1e6
+    figures = [
+        Figure(f"GET /queue at {PENDING} pending ({size:.1f} MB), CPU", cpu_each(server, lambda: server.get("/queue"), 40), "ms", 20),
+        Figure("GET /queue, wall", statistics.median(wall(lambda: server.get("/queue"), 40)), "ms"),
+    ]  # fmt: skip
+    jobs = [
+        ("", 3),
+        ("&status=completed,failed,cancelled", 3),
+        ("&status=in_progress,pending", None),
+        ("&sort_by=execution_duration", None),
+        ("&workflow_id=none", None),
+    ]
+    for query, goal in jobs:
+        path = f"/api/jobs?limit=50{query}"
+        spent = statistics.median(wall(lambda path=path: server.get(path), 60))
+        figures.append(Figure(f"GET {path} at {HISTORY} finished", spent, "ms", goal))
+    with polling(server, "/queue"):
+        spent = wall(lambda: server.get("/prompt"), 600)
+    figures.append(Figure("GET /prompt while another polls /queue, p99", percentile(spent, 0.99), "ms", 30))
+    operations = json.loads(server.get("/bench/operations"))
+    figures += [Figure(f"{name} one by id", spent, "ms", 0.2) for name, spent in operations.items()]
+    pending = [item[1] for item in json.loads(server.get("/queue"))["queue_pending"]]
+    delete, cancel = iter(pending[:100]), iter(pending[100:200])
+    figures += [
+        Figure("POST /queue {delete}, wall", statistics.median(wall(lambda: server.request("POST", "/queue", {"delete": [next(delete)]}), 100)), "ms"),
+        Figure("POST /api/jobs/{id}/cancel, wall", statistics.median(wall(lambda: server.request("POST", f"/api/jobs/{next(cancel)}/cancel"), 100)), "ms"),
+        Figure("GET /prompt, wall", statistics.median(wall(lambda: server.get("/prompt"), 200)), "ms"),
+    ]  # fmt: skip
+    server.request("POST", "/queue", {"clear": True})
+    server.request("POST", "/bench/release")
+    return figures
+
+
+def definitions(server: Server, base: Path) -> list[Figure]:
+    """The node definitions, with many files to choose from."""
+    folder = base / "input"
+    for number in range(FILES):
+        (folder / f"picture_{number:05}.png").touch()
+    time.sleep(1.1)  # a listing is kept only if the folder has been left alone for a moment
+    status, body, headers = server.request("GET", "/object_info")
+    tag = {"If-None-Match": headers.get("Etag", "-")}
+    again, _, _ = server.request("GET", "/object_info", **tag)
+    if f"picture_{FILES - 1:05}.png".encode() not in body:
+        raise RuntimeError("the list does not hold the files")
+    whole = wall(lambda: server.get("/object_info"), 30)
+    unchanged = wall(lambda: server.request("GET", "/object_info", **tag), 30)
+    with polling(server, "/object_info"):
+        meanwhile = wall(lambda: server.get("/prompt"), 300)
+    return [
+        Figure(f"GET /object_info, {FILES} files in input ({len(body) / 1e6:.1f} MB)", statistics.median(whole), "ms", 30),
+        Figure("the same, nothing changed (If-None-Match)", statistics.median(unchanged), "ms", 30),
+        Figure("its status, less 304", abs(again - 304), "", 0),
+        Figure("GET /prompt while another polls /object_info, p99", percentile(meanwhile, 0.99), "ms", 30),
+    ]  # fmt: skip
+
+
+def main() -> int:
+    """Returns the exit status."""
+    parser = argparse.ArgumentParser(description="Measure what the server's HTTP side costs.")
+    parser.add_argument("--check", action="store_true", help="exit status 1 if a goal is missed")
+    args = parser.parse_args()
+    figures: list[Figure] = []
+    with tempfile.TemporaryDirectory() as folder:
+        base = Path(folder)
+        server = Server(base)
+        try:
+            for measure in (progress, encodings, long_queue, lambda s: definitions(s, base)):
+                figures += measure(server)
+        finally:
+            server.stop()
+    width = max(len(figure.what) for figure in figures)
+    for figure in figures:
+        goal = "" if figure.goal is None else f"goal {figure.goal:g}" + ("  MISSED" if figure.missed else "")
+        print(f"{figure.what:{width}}  {figure.value:9.3f} {figure.unit:2}  {goal}")
+    return 1 if args.check and any(figure.missed for figure in figures) else 0
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    sys.exit(main())
