@@ -37,13 +37,16 @@ CORE_FAMILIES = (
 )
 EXTRA_FAMILIES = (
     "schedulers",
+    "model_schedulers",
     "sigmas",
     "solvers",
     "custom_sampling",
+    "guidance",
     "model_sampling",
     "model_conditioning",
     "empty_latents",
     "latent_math",
+    "latent_batches",
     "masks",
     "compositing",
     "image_transform",
@@ -57,6 +60,7 @@ EXTRA_FAMILIES = (
     "calculator",
     "text",
     "text_patterns",
+    "audio",
 )
 
 __all__ = [

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from comfy_api.latest import io
 
 import comfy.model_management
+from comfy_api.latest import io
 
 from .constants import MAX_RESOLUTION
 
@@ -408,6 +408,110 @@ class EmptyAceStep1_5LatentAudio(io.ComfyNode):
         return io.NodeOutput(empty(batch_size, 64, length, type="audio", downscale_ratio_temporal=1764))
 
 
+class EmptyARVideoLatent(io.ComfyNode):
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="EmptyARVideoLatent",
+            category="model/latent/autoregressive",
+            description="Empty latents for videos made frame after frame.",
+            inputs=[
+                io.Int.Input("width", tooltip="Width of the video in pixels.", default=832, min=16, max=8192, step=16),
+                io.Int.Input(
+                    "height", tooltip="Height of the video in pixels.", default=480, min=16, max=8192, step=16
+                ),
+                io.Int.Input("length", tooltip="Number of frames.", default=81, min=1, max=1024, step=4),
+                io.Int.Input("batch_size", tooltip="How many videos to make at once.", default=1, min=1, max=64),
+            ],
+            outputs=[io.Latent.Output()],
+        )
+
+    @classmethod
+    def execute(cls, width: int, height: int, length: int, batch_size: int) -> io.NodeOutput:
+        return io.NodeOutput(empty(batch_size, 16, video_frames(length), height // 8, width // 8))
+
+
+class StableCascade_EmptyLatentImage(io.ComfyNode):
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="StableCascade_EmptyLatentImage",
+            category="model/latent/stable cascade",
+            description="Empty latents for both stages of Stable Cascade.",
+            inputs=[
+                io.Int.Input(
+                    "width",
+                    tooltip="Width of the picture in pixels.",
+                    default=1024,
+                    min=256,
+                    max=MAX_RESOLUTION,
+                    step=8,
+                ),
+                io.Int.Input(
+                    "height",
+                    tooltip="Height of the picture in pixels.",
+                    default=1024,
+                    min=256,
+                    max=MAX_RESOLUTION,
+                    step=8,
+                ),
+                io.Int.Input(
+                    "compression",
+                    tooltip="How many pixels a cell of stage C stands for.",
+                    advanced=True,
+                    default=42,
+                    min=4,
+                    max=128,
+                    step=1,
+                ),
+                io.Int.Input("batch_size", tooltip="How many pictures to make at once.", default=1, min=1, max=4096),
+            ],
+            outputs=[io.Latent.Output(display_name="stage_c"), io.Latent.Output(display_name="stage_b")],
+        )
+
+    @classmethod
+    def execute(cls, width: int, height: int, compression: int, batch_size: int = 1) -> io.NodeOutput:
+        return io.NodeOutput(
+            empty(batch_size, 16, height // compression, width // compression),
+            empty(batch_size, 4, height // 4, width // 4),
+        )
+
+
+class EmptyLatentHunyuan3Dv2(io.ComfyNode):
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="EmptyLatentHunyuan3Dv2",
+            category="model/latent/hunyuan 3d",
+            description="Empty latents for shapes of Hunyuan3D 2.",
+            inputs=[
+                io.Int.Input("resolution", tooltip="Number of tokens.", default=3072, min=1, max=8192),
+                io.Int.Input("batch_size", tooltip="How many shapes to make at once.", default=1, min=1, max=4096),
+            ],
+            outputs=[io.Latent.Output()],
+        )
+
+    @classmethod
+    def execute(cls, resolution: int, batch_size: int) -> io.NodeOutput:
+        return io.NodeOutput(empty(batch_size, 64, resolution, type="hunyuan3dv2"))
+
+
+class EmptyTrellis2LatentStructure(io.ComfyNode):
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="EmptyTrellis2LatentStructure",
+            category="model/latent/trellis",
+            description="Empty latents for shapes of Trellis 2.",
+            inputs=[io.Int.Input("batch_size", tooltip="How many shapes to make at once.", default=1, min=1, max=4096)],
+            outputs=[io.Latent.Output()],
+        )
+
+    @classmethod
+    def execute(cls, batch_size: int) -> io.NodeOutput:
+        return io.NodeOutput(empty(batch_size, 32, 16, 16, 16, type="trellis2"))
+
+
 NODES = {
     "comfy_extras.nodes_sd3": [EmptySD3LatentImage],
     "comfy_extras.nodes_flux": [EmptyFlux2LatentImage],
@@ -420,4 +524,8 @@ NODES = {
     "comfy_extras.nodes_hidream_o1": [EmptyHiDreamO1LatentImage],
     "comfy_extras.nodes_audio": [EmptyLatentAudio],
     "comfy_extras.nodes_ace": [EmptyAceStepLatentAudio, EmptyAceStep1_5LatentAudio],
+    "comfy_extras.nodes_ar_video": [EmptyARVideoLatent],
+    "comfy_extras.nodes_stable_cascade": [StableCascade_EmptyLatentImage],
+    "comfy_extras.nodes_hunyuan3d": [EmptyLatentHunyuan3Dv2],
+    "comfy_extras.nodes_trellis2": [EmptyTrellis2LatentStructure],
 }

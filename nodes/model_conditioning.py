@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import torch
-from comfy_api.latest import io
+from typing import Any
 
+import torch
+
+from comfy_api.latest import io
 from node_helpers import conditioning_set_values
 
 from .images import scale_image
+from .vae import check_vae, crop_to_blocks
 
 
 class FluxGuidance(io.ComfyNode):
@@ -122,6 +125,129 @@ class FluxKontextImageScale(io.ComfyNode):
         return io.NodeOutput(scale_image(image, "lanczos", width, height, "center"))
 
 
+class LTXVConditioning(io.ComfyNode):
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="LTXVConditioning",
+            category="model/conditioning/ltxv",
+            description="Tells LTX-Video the frame rate.",
+            inputs=[
+                io.Conditioning.Input("positive", tooltip="Conditioning to follow."),
+                io.Conditioning.Input("negative", tooltip="Conditioning to avoid."),
+                io.Float.Input(
+                    "frame_rate", tooltip="Frames per second.", default=25.0, min=0.0, max=1000.0, step=0.01
+                ),
+            ],
+            outputs=[io.Conditioning.Output(display_name="positive"), io.Conditioning.Output(display_name="negative")],
+        )
+
+    @classmethod
+    def execute(cls, positive: list, negative: list, frame_rate: float) -> io.NodeOutput:
+        values = {"frame_rate": frame_rate}
+        return io.NodeOutput(conditioning_set_values(positive, values), conditioning_set_values(negative, values))
+
+
+class InstructPixToPixConditioning(io.ComfyNode):
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="InstructPixToPixConditioning",
+            category="model/conditioning/instructpix2pix",
+            description="Shows editing models such as InstructPix2Pix the picture to edit.",
+            inputs=[
+                io.Conditioning.Input("positive", tooltip="Conditioning to follow."),
+                io.Conditioning.Input("negative", tooltip="Conditioning to avoid."),
+                io.Vae.Input("vae", tooltip="VAE of the model."),
+                io.Image.Input("pixels", tooltip="Picture to edit."),
+            ],
+            outputs=[
+                io.Conditioning.Output(display_name="positive"),
+                io.Conditioning.Output(display_name="negative"),
+                io.Latent.Output(display_name="latent"),
+            ],
+        )
+
+    @classmethod
+    def execute(cls, positive: list, negative: list, pixels: torch.Tensor, vae: Any) -> io.NodeOutput:
+        check_vae(vae)
+        picture = vae.encode(crop_to_blocks(pixels, 8)[0])
+        values = {"concat_latent_image": picture}
+        return io.NodeOutput(
+            conditioning_set_values(positive, values),
+            conditioning_set_values(negative, values),
+            {"samples": torch.zeros_like(picture)},
+        )
+
+
+class ConditioningSetAreaPercentageVideo:
+    DESCRIPTION = "Lets a conditioning act on a box in space and time, given as parts of the video."
+    DISPLAY_NAME = "Conditioning (Set Area with Percentage for Video)"
+    CATEGORY = "model/conditioning/transform"
+    RETURN_TYPES = ("CONDITIONING",)
+    FUNCTION = "append"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {
+            "required": {
+                "conditioning": ("CONDITIONING", {"tooltip": "Conditioning to limit."}),
+                "width": (
+                    "FLOAT",
+                    {"default": 1.0, "min": 0, "max": 1.0, "step": 0.01, "tooltip": "Width; 1 is the whole picture."},
+                ),
+                "height": (
+                    "FLOAT",
+                    {"default": 1.0, "min": 0, "max": 1.0, "step": 0.01, "tooltip": "Height; 1 is the whole picture."},
+                ),
+                "temporal": (
+                    "FLOAT",
+                    {"default": 1.0, "min": 0, "max": 1.0, "step": 0.01, "tooltip": "Length; 1 is the whole video."},
+                ),
+                "x": (
+                    "FLOAT",
+                    {"default": 0, "min": 0, "max": 1.0, "step": 0.01, "tooltip": "Left edge; 0 is the left side."},
+                ),
+                "y": (
+                    "FLOAT",
+                    {"default": 0, "min": 0, "max": 1.0, "step": 0.01, "tooltip": "Top edge; 0 is the top."},
+                ),
+                "z": (
+                    "FLOAT",
+                    {"default": 0, "min": 0, "max": 1.0, "step": 0.01, "tooltip": "Begin; 0 is the first frame."},
+                ),
+                "strength": (
+                    "FLOAT",
+                    {
+                        "default": 1.0,
+                        "min": 0.0,
+                        "max": 10.0,
+                        "step": 0.01,
+                        "tooltip": "Weight against other conditionings that act there.",
+                    },
+                ),
+            }
+        }
+
+    def append(
+        self,
+        conditioning: list,
+        width: float,
+        height: float,
+        temporal: float,
+        x: float,
+        y: float,
+        z: float,
+        strength: float,
+    ) -> tuple[list]:
+        values = {
+            "area": ("percentage", temporal, height, width, z, y, x),
+            "strength": strength,
+            "set_area_to_bounds": False,
+        }
+        return (conditioning_set_values(conditioning, values),)
+
+
 NODES = {
     "comfy_extras.nodes_flux": [
         FluxGuidance,
@@ -130,4 +256,7 @@ NODES = {
         FluxKontextImageScale,
     ],
     "comfy_extras.nodes_edit_model": [ReferenceLatent],
+    "comfy_extras.nodes_lt": [LTXVConditioning],
+    "comfy_extras.nodes_ip2p": [InstructPixToPixConditioning],
+    "comfy_extras.nodes_video_model": [ConditioningSetAreaPercentageVideo],
 }

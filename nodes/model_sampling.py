@@ -172,7 +172,18 @@ class RescaleCFG:
         }
 
     def patch(self, model: Any, multiplier: float) -> tuple[Any]:
+        flow = isinstance(model.get_model_object("model_sampling"), comfy.model_sampling.CONST)
+
+        def combine(positive: torch.Tensor, negative: torch.Tensor, scale: float) -> torch.Tensor:
+            guided = negative + scale * (positive - negative)
+            axes = tuple(range(1, positive.ndim))
+            deviation, wanted = (v.std(dim=axes, keepdim=True) for v in (guided, positive))
+            return multiplier * (guided * (wanted / deviation)) + (1.0 - multiplier) * guided
+
         def rescale(args: dict) -> torch.Tensor:
+            if flow:
+                # Flow models have no v-prediction of this kind; their guesses of the clean latent serve as well.
+                return args["input"] - combine(args["cond_denoised"], args["uncond_denoised"], args["cond_scale"])
             sigma = args["sigma"]
             sigma = sigma.view(sigma.shape[:1] + (1,) * (args["cond"].ndim - 1))
             noisy = args["input"]
@@ -180,10 +191,7 @@ class RescaleCFG:
             # The paper's statistics are those of v-predictions.
             start = noisy / scale
             positive, negative = ((start - (noisy - args[key])) * scale.sqrt() / sigma for key in ("cond", "uncond"))
-            guided = negative + args["cond_scale"] * (positive - negative)
-            axes = tuple(range(1, positive.ndim))
-            deviation, wanted = (v.std(dim=axes, keepdim=True) for v in (guided, positive))
-            result = multiplier * (guided * (wanted / deviation)) + (1.0 - multiplier) * guided
+            result = combine(positive, negative, args["cond_scale"])
             return noisy - (start - result * sigma / scale.sqrt())
 
         patched = model.clone()

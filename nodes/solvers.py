@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from comfy_api.latest import io
-
 import comfy.samplers
+from comfy_api.latest import io
 
 
 class KSamplerSelect(io.ComfyNode):
@@ -436,6 +435,144 @@ class SamplerSEEDS2(io.ComfyNode):
         return io.NodeOutput(comfy.samplers.ksampler("seeds_2", options))
 
 
+class SamplerER_SDE(io.ComfyNode):
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="SamplerER_SDE",
+            category="model/sampling/samplers",
+            description="Solver of extended reverse-time equations (ER-SDE, Cui et al., 2023).",
+            inputs=[
+                io.Combo.Input(
+                    "solver_type", options=["ER-SDE", "Reverse-time SDE", "ODE"], tooltip="Equation to solve."
+                ),
+                io.Int.Input("max_stage", tooltip="Order of the method.", advanced=True, default=3, min=1, max=3),
+                io.Float.Input(
+                    "eta",
+                    tooltip="How much noise; 0 gives none.",
+                    advanced=True,
+                    default=1.0,
+                    min=0.0,
+                    max=10.0,
+                    step=0.01,
+                    round=False,
+                ),
+                io.Float.Input(
+                    "s_noise",
+                    tooltip="Strength of the noise.",
+                    advanced=True,
+                    default=1.0,
+                    min=0.0,
+                    max=100.0,
+                    step=0.01,
+                    round=False,
+                ),
+            ],
+            outputs=[io.Sampler.Output()],
+        )
+
+    @classmethod
+    def execute(cls, solver_type: str, max_stage: int, eta: float, s_noise: float) -> io.NodeOutput:
+        from comfy.sampling.solvers.er_sde import noise_scaler_for
+
+        options = {"noise_scaler": noise_scaler_for(solver_type, eta), "max_stage": max_stage, "s_noise": s_noise}
+        return io.NodeOutput(comfy.samplers.ksampler("er_sde", options))
+
+
+class SamplerSASolver(io.ComfyNode):
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="SamplerSASolver",
+            category="model/sampling/samplers",
+            description="Adams predictor and corrector with noise (SA-Solver, Xue et al., 2023).",
+            inputs=[
+                io.Model.Input("model", tooltip="Model whose noise levels the range refers to."),
+                io.Float.Input(
+                    "eta",
+                    tooltip="How much noise within the range.",
+                    advanced=True,
+                    default=1.0,
+                    min=0.0,
+                    max=10.0,
+                    step=0.01,
+                    round=False,
+                ),
+                io.Float.Input(
+                    "sde_start_percent",
+                    tooltip="Where noise begins to be added; 0 is the first step.",
+                    advanced=True,
+                    default=0.2,
+                    min=0.0,
+                    max=1.0,
+                    step=0.001,
+                ),
+                io.Float.Input(
+                    "sde_end_percent",
+                    tooltip="Where it ends; 1 is the last step.",
+                    advanced=True,
+                    default=0.8,
+                    min=0.0,
+                    max=1.0,
+                    step=0.001,
+                ),
+                io.Float.Input(
+                    "s_noise",
+                    tooltip="Strength of the noise.",
+                    advanced=True,
+                    default=1.0,
+                    min=0.0,
+                    max=100.0,
+                    step=0.01,
+                    round=False,
+                ),
+                io.Int.Input(
+                    "predictor_order", tooltip="Order of the prediction.", advanced=True, default=3, min=1, max=6
+                ),
+                io.Int.Input(
+                    "corrector_order",
+                    tooltip="Order of the correction; 0 does without.",
+                    advanced=True,
+                    default=4,
+                    min=0,
+                    max=6,
+                ),
+                io.Boolean.Input(
+                    "use_pece", tooltip="Whether to ask the model again after the correction.", advanced=True
+                ),
+                io.Boolean.Input("simple_order_2", tooltip="Whether order 2 uses the simpler formula.", advanced=True),
+            ],
+            outputs=[io.Sampler.Output()],
+        )
+
+    @classmethod
+    def execute(
+        cls,
+        model: Any,
+        eta: float,
+        sde_start_percent: float,
+        sde_end_percent: float,
+        s_noise: float,
+        predictor_order: int,
+        corrector_order: int,
+        use_pece: bool,
+        simple_order_2: bool,
+    ) -> io.NodeOutput:
+        from comfy.sampling.solvers.sa_solver import get_tau_interval_func
+
+        sampling = model.get_model_object("model_sampling")
+        begin, end = (sampling.percent_to_sigma(p) for p in (sde_start_percent, sde_end_percent))
+        options = {
+            "tau_func": get_tau_interval_func(begin, end, eta),
+            "s_noise": s_noise,
+            "predictor_order": predictor_order,
+            "corrector_order": corrector_order,
+            "use_pece": use_pece,
+            "simple_order_2": simple_order_2,
+        }
+        return io.NodeOutput(comfy.samplers.ksampler("sa_solver", options))
+
+
 NODES = {
     "comfy_extras.nodes_custom_sampler": [
         KSamplerSelect,
@@ -448,5 +585,7 @@ NODES = {
         SamplerDPMPP_2S_Ancestral,
         SamplerDPMAdaptative,
         SamplerSEEDS2,
+        SamplerER_SDE,
+        SamplerSASolver,
     ],
 }

@@ -13,6 +13,7 @@ from nodes.custom_sampling import (
 from nodes.custom_sampling import NoNoise as Noise_EmptyNoise
 from nodes.custom_sampling import OneConditionGuider as Guider_Basic
 from nodes.custom_sampling import SeededNoise as Noise_RandomNoise
+from nodes.guidance import CFGOverride
 from nodes.schedulers import (
     BasicScheduler,
     BetaSamplingScheduler,
@@ -39,9 +40,11 @@ from nodes.solvers import (
     SamplerDPMPP_2S_Ancestral,
     SamplerDPMPP_3M_SDE,
     SamplerDPMPP_SDE,
+    SamplerER_SDE,
     SamplerEulerAncestral,
     SamplerEulerAncestralCFGPP,
     SamplerLMS,
+    SamplerSASolver,
     SamplerSEEDS2,
 )
 
@@ -51,6 +54,7 @@ __all__ = [
     "BasicScheduler",
     "BetaSamplingScheduler",
     "CFGGuider",
+    "CFGOverride",
     "DisableNoise",
     "DualCFGGuider",
     "ExponentialScheduler",
@@ -73,9 +77,11 @@ __all__ = [
     "SamplerDPMPP_2S_Ancestral",
     "SamplerDPMPP_3M_SDE",
     "SamplerDPMPP_SDE",
+    "SamplerER_SDE",
     "SamplerEulerAncestral",
     "SamplerEulerAncestralCFGPP",
     "SamplerLMS",
+    "SamplerSASolver",
     "SamplerSEEDS2",
     "SamplingPercentToSigma",
     "SetFirstSigma",

@@ -7,9 +7,11 @@ from nodes.model_conditioning import (
     FluxKontextImageScale,
     FluxKontextMultiReferenceLatentMethod,
 )
+from nodes.model_schedulers import Flux2Scheduler
 
 __all__ = [
     "EmptyFlux2LatentImage",
+    "Flux2Scheduler",
     "FluxDisableGuidance",
     "FluxGuidance",
     "FluxKontextImageScale",

@@ -2,7 +2,7 @@
 
 from nodes.image_batches import ImageFromBatch, RepeatImageBatch
 from nodes.image_filters import ImageAddNoise
-from nodes.image_output import SaveAnimatedPNG, SaveAnimatedWEBP
+from nodes.image_output import SaveAnimatedPNG, SaveAnimatedWEBP, SaveImageAdvanced
 from nodes.image_resize import ImageScaleToMaxDimension, ResizeAndPadImage
 from nodes.image_tiles import ImageMergeTileList, SplitImageToTileList
 from nodes.image_transform import (
@@ -31,5 +31,6 @@ __all__ = [
     "ResizeAndPadImage",
     "SaveAnimatedPNG",
     "SaveAnimatedWEBP",
+    "SaveImageAdvanced",
     "SplitImageToTileList",
 ]

@@ -1,5 +1,6 @@
 """Re-exports; see `nodes`."""
 
 from nodes.image_batches import RebatchImages
+from nodes.latent_batches import RebatchLatents
 
-__all__ = ["RebatchImages"]
+__all__ = ["RebatchImages", "RebatchLatents"]

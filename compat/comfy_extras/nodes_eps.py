@@ -1,0 +1,5 @@
+"""Re-exports; see `nodes`."""
+
+from nodes.guidance import Epsilon_Scaling
+
+__all__ = ["Epsilon_Scaling"]

@@ -1,0 +1,5 @@
+"""Re-exports; see `nodes`."""
+
+from nodes.guidance import Mahiro
+
+__all__ = ["Mahiro"]

@@ -1,0 +1,5 @@
+"""Re-exports; see `nodes`."""
+
+from nodes.empty_latents import StableCascade_EmptyLatentImage
+
+__all__ = ["StableCascade_EmptyLatentImage"]

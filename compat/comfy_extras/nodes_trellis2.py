@@ -1,0 +1,5 @@
+"""Re-exports; see `nodes`."""
+
+from nodes.empty_latents import EmptyTrellis2LatentStructure
+
+__all__ = ["EmptyTrellis2LatentStructure"]

@@ -1,0 +1,537 @@
+"""Nodes that change how a model's two predictions are combined at each step.
+
+All work on x0 predictions: `cond`, `uncond` and `denoised` are guesses of the clean latent, `x` is the noisy one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import comfy.samplers
+from comfy_api.latest import io
+
+
+def _sums(product: torch.Tensor) -> torch.Tensor:
+    """Sum over all axes but the batch, kept for broadcasting."""
+    return product.sum(dim=tuple(range(1, product.ndim)), keepdim=True)
+
+
+def _with_post_cfg(model: Any, function: Any) -> Any:
+    """A clone of the model whose guided prediction goes through `function(args)`."""
+    patched = model.clone()
+    patched.set_model_sampler_post_cfg_function(function)
+    return patched
+
+
+def _length_ratio(wanted: torch.Tensor, actual: torch.Tensor) -> torch.Tensor:
+    """Length of the channel vectors of one tensor in units of the other's: [B,1,H,W]."""
+    length = torch.linalg.vector_norm(actual, dim=1, keepdim=True)
+    return torch.linalg.vector_norm(wanted, dim=1, keepdim=True) / (length + 1e-8)
+
+
+class CFGNorm(io.ComfyNode):
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="CFGNorm",
+            category="advanced/guidance",
+            description=("Keeps guidance from making predictions longer than the positive one (as Qwen-Image does)."),
+            is_experimental=True,
+            inputs=[
+                io.Model.Input("model", tooltip="Model to change."),
+                io.Float.Input(
+                    "strength",
+                    tooltip="Factor for the result; before guidance, how far to go.",
+                    default=1.0,
+                    min=0.0,
+                    max=100.0,
+                    step=0.01,
+                ),
+                io.Boolean.Input(
+                    "pre_cfg",
+                    tooltip=("Whether to limit the predicted noise, which other nodes' guidance then builds on."),
+                    optional=True,
+                    default=False,
+                ),
+            ],
+            outputs=[io.Model.Output(display_name="patched_model")],
+        )
+
+    @classmethod
+    def execute(cls, model: Any, strength: float, pre_cfg: bool = False) -> io.NodeOutput:
+        def after_guidance(args: dict) -> torch.Tensor:
+            ratio = _length_ratio(args["cond_denoised"], args["denoised"])
+            return args["denoised"] * ratio.clamp(0.0, 1.0) * strength
+
+        def before_guidance(args: dict) -> list:
+            outputs = args["conds_out"]
+            if len(outputs) == 1:
+                return outputs
+            x, scale = args["input"], args["cond_scale"]
+            toward = x - outputs[0]
+            guided = x - (outputs[1] + scale * (outputs[0] - outputs[1]))
+            ratio = 1.0 + strength * (_length_ratio(toward, guided) - 1.0)
+            result = x - guided * ratio
+            # Guidance between two equal predictions gives them back.
+            return [result, result, *outputs[2:]]
+
+        if not pre_cfg:
+            return io.NodeOutput(_with_post_cfg(model, after_guidance))
+        patched = model.clone()
+        patched.set_model_sampler_pre_cfg_function(before_guidance)
+        return io.NodeOutput(patched)
+
+
+class CFGZeroStar(io.ComfyNode):
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="CFGZeroStar",
+            category="advanced/guidance",
+            description=(
+                "Scales the negative prediction so that guidance starts nearer to the truth "
+                "(CFG-Zero*, Fan et al., 2025)."
+            ),
+            inputs=[io.Model.Input("model", tooltip="Model to change.")],
+            outputs=[io.Model.Output(display_name="patched_model")],
+        )
+
+    @classmethod
+    def execute(cls, model: Any) -> io.NodeOutput:
+        def rescaled(args: dict) -> torch.Tensor:
+            x, cond, uncond = args["input"], args["cond_denoised"], args["uncond_denoised"]
+            toward, away = x - cond, x - uncond
+            # Length of the projection of the positive velocity onto the negative one.
+            share = _sums(toward * away) / (_sums(away**2) + 1e-8)
+            return args["denoised"] + uncond * (share - 1.0) * (1.0 - args["cond_scale"])
+
+        return io.NodeOutput(_with_post_cfg(model, rescaled))
+
+
+class VideoLinearCFGGuidance:
+    DESCRIPTION = "Raises the guidance frame by frame, for video models that are weakest at the first frame."
+    DISPLAY_NAME = "Video Linear CFG Guidance"
+    CATEGORY = "model/sampling/guiders"
+    RETURN_TYPES = ("MODEL",)
+    FUNCTION = "patch"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {
+            "required": {
+                "model": ("MODEL", {"tooltip": "Model to change."}),
+                "min_cfg": (
+                    "FLOAT",
+                    {
+                        "default": 1.0,
+                        "min": 0.0,
+                        "max": 100.0,
+                        "step": 0.5,
+                        "round": 0.01,
+                        "advanced": True,
+                        "tooltip": "Guidance of the first frame.",
+                    },
+                ),
+            }
+        }
+
+    def patch(self, model: Any, min_cfg: float) -> tuple[Any]:
+        def guide(args: dict) -> torch.Tensor:
+            cond, uncond = args["cond"], args["uncond"]
+            scale = torch.linspace(min_cfg, args["cond_scale"], cond.shape[0], device=cond.device)
+            return uncond + scale.reshape(-1, *[1] * (cond.ndim - 1)) * (cond - uncond)
+
+        patched = model.clone()
+        patched.set_model_sampler_cfg_function(guide)
+        return (patched,)
+
+
+class VideoTriangleCFGGuidance:
+    DESCRIPTION = "Raises the guidance towards the middle frame and lowers it again, for turning views."
+    DISPLAY_NAME = "Video Triangle CFG Guidance"
+    CATEGORY = "model/sampling/guiders"
+    RETURN_TYPES = ("MODEL",)
+    FUNCTION = "patch"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {
+            "required": {
+                "model": ("MODEL", {"tooltip": "Model to change."}),
+                "min_cfg": (
+                    "FLOAT",
+                    {
+                        "default": 1.0,
+                        "min": 0.0,
+                        "max": 100.0,
+                        "step": 0.5,
+                        "round": 0.01,
+                        "advanced": True,
+                        "tooltip": "Guidance of the first and the last frame.",
+                    },
+                ),
+            }
+        }
+
+    def patch(self, model: Any, min_cfg: float) -> tuple[Any]:
+        def guide(args: dict) -> torch.Tensor:
+            cond, uncond = args["cond"], args["uncond"]
+            place = torch.linspace(0, 1, cond.shape[0], device=cond.device)
+            triangle = 2 * (place - torch.floor(place + 0.5)).abs()
+            scale = triangle * (args["cond_scale"] - min_cfg) + min_cfg
+            return uncond + scale.reshape(-1, *[1] * (cond.ndim - 1)) * (cond - uncond)
+
+        patched = model.clone()
+        patched.set_model_sampler_cfg_function(guide)
+        return (patched,)
+
+
+class Epsilon_Scaling(io.ComfyNode):
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="Epsilon Scaling",
+            category="model/patch/unet",
+            description=(
+                "Makes the predicted noise a little smaller, against drift over many steps (Ning et al., 2024)."
+            ),
+            inputs=[
+                io.Model.Input("model", tooltip="Model to change."),
+                io.Float.Input(
+                    "scaling_factor",
+                    tooltip="Divisor of the predicted noise.",
+                    advanced=True,
+                    display_mode=io.NumberDisplay.number,
+                    default=1.005,
+                    min=0.5,
+                    max=1.5,
+                    step=0.001,
+                ),
+            ],
+            outputs=[io.Model.Output()],
+        )
+
+    @classmethod
+    def execute(cls, model: Any, scaling_factor: float) -> io.NodeOutput:
+        # Zero would divide by nothing.
+        factor = scaling_factor or 1e-9
+
+        def scale(args: dict) -> torch.Tensor:
+            x = args["input"]
+            return x - (x - args["denoised"]) / factor
+
+        return io.NodeOutput(_with_post_cfg(model, scale))
+
+
+class Mahiro(io.ComfyNode):
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="Mahiro",
+            display_name="Positive-Biased Guidance",
+            category="experimental",
+            description="Leans guidance towards the positive prediction where both sides disagree.",
+            is_experimental=True,
+            inputs=[io.Model.Input("model", tooltip="Model to change.")],
+            outputs=[io.Model.Output(display_name="patched_model")],
+        )
+
+    @classmethod
+    def execute(cls, model: Any) -> io.NodeOutput:
+        def lean(args: dict) -> torch.Tensor:
+            leap = args["cond_denoised"] * args["cond_scale"]
+            against = args["uncond_denoised"] * args["cond_scale"]
+            guided = args["denoised"]
+            roots = (torch.sqrt(v.abs()) * v.sign() for v in (against, (leap + guided) / 2))
+            similarity = 2 * (torch.nn.functional.cosine_similarity(*roots).mean() + 1)
+            return (similarity * guided + (4 - similarity) * leap) / 4
+
+        return io.NodeOutput(_with_post_cfg(model, lean))
+
+
+class CFGOverride(io.ComfyNode):
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="CFGOverride",
+            display_name="CFG Override",
+            category="model/sampling/guiders",
+            description="Sets another guidance strength for a part of sampling.",
+            inputs=[
+                io.Model.Input("model", tooltip="Model to change."),
+                io.Float.Input(
+                    "cfg", tooltip="Guidance strength there.", default=1.0, min=0.0, max=100.0, step=0.1, round=0.01
+                ),
+                io.Float.Input(
+                    "start_percent",
+                    tooltip="Where it begins; 0 is the first step.",
+                    default=0.0,
+                    min=0.0,
+                    max=1.0,
+                    step=0.001,
+                ),
+                io.Float.Input(
+                    "end_percent",
+                    tooltip="Where it ends; 1 is the last step.",
+                    default=1.0,
+                    min=0.0,
+                    max=1.0,
+                    step=0.001,
+                ),
+            ],
+            outputs=[io.Model.Output()],
+        )
+
+    @classmethod
+    def execute(cls, model: Any, cfg: float, start_percent: float, end_percent: float) -> io.NodeOutput:
+        sampling = model.get_model_object("model_sampling")
+        begin, end = sampling.percent_to_sigma(start_percent), sampling.percent_to_sigma(end_percent)
+
+        def guide(args: dict) -> torch.Tensor:
+            # One noise level for the whole batch, so the first tells.
+            inside = end <= args["sigma"].flatten()[0] <= begin
+            scale = cfg if inside else args["cond_scale"]
+            return args["uncond"] + scale * (args["cond"] - args["uncond"])
+
+        patched = model.clone()
+        patched.set_model_sampler_cfg_function(guide)
+        return io.NodeOutput(patched)
+
+
+def perpendicular_guidance(
+    positive: torch.Tensor, negative: torch.Tensor, empty: torch.Tensor, neg_scale: float, cfg: float
+) -> torch.Tensor:
+    """Guidance that leaves out what the negative has in common with the positive (Armandpour et al., 2023)."""
+    toward, away = positive - empty, negative - empty
+    shared = (away * toward).sum() / torch.linalg.vector_norm(toward) ** 2
+    return empty + cfg * (toward - neg_scale * (away - shared * toward))
+
+
+class PerpendicularGuider(comfy.samplers.CFGGuider):
+    """Three predictions per step: positive, negative and empty."""
+
+    def set_conds(self, positive: list, negative: list, empty: list) -> None:
+        empty = [[tensor, dict(options)] for tensor, options in empty]
+        self.inner_set_conds({"positive": positive, "empty_negative_prompt": empty, "negative": negative})
+
+    def set_cfg(self, cfg: float, neg_scale: float) -> None:
+        self.cfg, self.neg_scale = cfg, neg_scale
+
+    def predict_noise(self, x: torch.Tensor, timestep: torch.Tensor, model_options: dict | None = None, seed=None):
+        options = model_options or {}
+        positive, negative = self.conds.get("positive"), self.conds.get("negative")
+        empty = self.conds.get("empty_negative_prompt")
+        if self.neg_scale == 0.0 and not options.get("disable_cfg1_optimization", False):
+            # Its prediction would be multiplied by zero.
+            negative = None
+        predictions = comfy.samplers.calc_cond_batch(
+            self.inner_model, [positive, negative, empty], x, timestep, options
+        )
+        if negative is None:
+            predictions[1] = torch.zeros_like(predictions[0])
+        guided = perpendicular_guidance(*predictions, self.neg_scale, self.cfg)
+        for function in options.get("sampler_post_cfg_function", []):
+            guided = function({
+                "denoised": guided, "cond": positive, "uncond": negative, "cond_scale": self.cfg,
+                "model": self.inner_model, "uncond_denoised": predictions[1], "cond_denoised": predictions[0],
+                "sigma": timestep, "model_options": options, "input": x,
+                "empty_cond": empty, "empty_cond_denoised": predictions[2],
+            })  # fmt: skip
+        return guided
+
+
+class PerpNegGuider(io.ComfyNode):
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="PerpNegGuider",
+            display_name="Perp-Neg Guider",
+            category="experimental",
+            description=(
+                "Guides away from the negative only where it does not contradict the positive "
+                "(Perp-Neg, Armandpour et al., 2023)."
+            ),
+            is_experimental=True,
+            inputs=[
+                io.Model.Input("model", tooltip="Model to guide."),
+                io.Conditioning.Input("positive", tooltip="Conditioning to follow."),
+                io.Conditioning.Input("negative", tooltip="Conditioning to avoid."),
+                io.Conditioning.Input("empty_conditioning", tooltip="Conditioning of an empty text."),
+                io.Float.Input("cfg", tooltip="How strongly.", default=8.0, min=0.0, max=100.0, step=0.1, round=0.01),
+                io.Float.Input(
+                    "neg_scale",
+                    tooltip="Weight of the negative.",
+                    advanced=True,
+                    default=1.0,
+                    min=0.0,
+                    max=100.0,
+                    step=0.01,
+                ),
+            ],
+            outputs=[io.Guider.Output()],
+        )
+
+    @classmethod
+    def execute(
+        cls,
+        model: Any,
+        positive: list,
+        negative: list,
+        empty_conditioning: list,
+        cfg: float,
+        neg_scale: float,
+    ) -> io.NodeOutput:
+        guider = PerpendicularGuider(model)
+        guider.set_conds(positive, negative, empty_conditioning)
+        guider.set_cfg(cfg, neg_scale)
+        return io.NodeOutput(guider)
+
+
+class _Momentum:
+    """Running sum of guidance directions within one run of a sampler."""
+
+    def __init__(self, decay: float):
+        self.decay = decay
+        self.sum: torch.Tensor | None = None
+        self.sigma = float("inf")
+
+    def add(self, direction: torch.Tensor, sigma: float) -> torch.Tensor:
+        if sigma > self.sigma or self.sum is None or self.sum.shape != direction.shape:
+            # The noise rises: another run has begun.
+            self.sum = direction
+        else:
+            self.sum = self.decay * self.sum + direction
+        self.sigma = sigma
+        return self.sum
+
+
+class APG(io.ComfyNode):
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="APG",
+            display_name="Adaptive Projected Guidance",
+            category="model/sampling/custom",
+            description=(
+                "Guides mostly at right angles to the prediction, which keeps colours sound (APG, Sadat et al., 2024)."
+            ),
+            inputs=[
+                io.Model.Input("model", tooltip="Model to change."),
+                io.Float.Input(
+                    "eta",
+                    tooltip="How much of the parallel part to keep.",
+                    advanced=True,
+                    default=1.0,
+                    min=-10.0,
+                    max=10.0,
+                    step=0.01,
+                ),
+                io.Float.Input(
+                    "norm_threshold",
+                    tooltip="Longest guidance allowed; 0 means any.",
+                    advanced=True,
+                    default=5.0,
+                    min=0.0,
+                    max=50.0,
+                    step=0.1,
+                ),
+                io.Float.Input(
+                    "momentum",
+                    tooltip="How much of earlier steps' guidance to add; negative values brake.",
+                    advanced=True,
+                    default=0.0,
+                    min=-5.0,
+                    max=1.0,
+                    step=0.01,
+                ),
+            ],
+            outputs=[io.Model.Output()],
+        )
+
+    @classmethod
+    def execute(cls, model: Any, eta: float, norm_threshold: float, momentum: float) -> io.NodeOutput:
+        memory = _Momentum(momentum)
+
+        def project(args: dict) -> list:
+            outputs = args["conds_out"]
+            if len(outputs) == 1:
+                return outputs
+            cond, uncond, scale = outputs[0], outputs[1], args["cond_scale"]
+            direction = cond - uncond
+            guidance = direction
+            if momentum != 0:
+                guidance = memory.add(direction, float(args["sigma"].flatten()[0]))
+            if norm_threshold > 0:
+                length = torch.linalg.vector_norm(guidance, dim=(-1, -2, -3), keepdim=True)
+                guidance = guidance * torch.minimum(torch.ones_like(length), norm_threshold / length)
+            along = torch.nn.functional.normalize(cond, dim=(-1, -2, -3))
+            parallel = (guidance * along).sum(dim=(-1, -2, -3), keepdim=True) * along
+            guidance = (guidance - parallel) + eta * parallel
+            # Such that the guidance that follows gives cond + scale * guidance.
+            outputs[0] = uncond + direction / scale + guidance
+            return outputs
+
+        patched = model.clone()
+        patched.set_model_sampler_pre_cfg_function(project)
+        return io.NodeOutput(patched)
+
+
+class DifferentialDiffusion(io.ComfyNode):
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="DifferentialDiffusion",
+            display_name="Differential Diffusion",
+            category="experimental",
+            description=(
+                "Reads a grey mask as how much may change, from nothing to everything (Levin and Fried, 2023)."
+            ),
+            is_experimental=True,
+            inputs=[
+                io.Model.Input("model", tooltip="Model to change."),
+                io.Float.Input(
+                    "strength",
+                    tooltip="How far to go: 0 leaves masks as they are.",
+                    optional=True,
+                    default=1.0,
+                    min=0.0,
+                    max=1.0,
+                    step=0.01,
+                ),
+            ],
+            outputs=[io.Model.Output()],
+        )
+
+    @classmethod
+    def execute(cls, model: Any, strength: float = 1.0) -> io.NodeOutput:
+        def thresholds(sigma: torch.Tensor, denoise_mask: torch.Tensor, extra_options: dict) -> torch.Tensor:
+            network = extra_options["model"]
+            sigmas = extra_options["sigmas"]
+            sampling = network.inner_model.model_sampling
+            last = sampling.sigma_min
+            if sigmas[-1] > sampling.sigma_min:
+                last = sigmas[-1]
+            begin, end = sampling.timestep(sigmas[0]), sampling.timestep(last)
+            now = sampling.timestep(sigma[0])
+            # As noise falls, ever smaller values of the mask count as free to change.
+            threshold = (now - end) / (begin - end)
+            binary = (denoise_mask >= threshold).to(denoise_mask.dtype)
+            return strength * binary + (1.0 - strength) * denoise_mask
+
+        patched = model.clone()
+        patched.set_model_denoise_mask_function(thresholds)
+        return io.NodeOutput(patched)
+
+
+NODES = {
+    "comfy_extras.nodes_cfg": [CFGNorm, CFGZeroStar],
+    "comfy_extras.nodes_video_model": [VideoLinearCFGGuidance, VideoTriangleCFGGuidance],
+    "comfy_extras.nodes_eps": [Epsilon_Scaling],
+    "comfy_extras.nodes_mahiro": [Mahiro],
+    "comfy_extras.nodes_custom_sampler": [CFGOverride],
+    "comfy_extras.nodes_perpneg": [PerpNegGuider],
+    "comfy_extras.nodes_apg": [APG],
+    "comfy_extras.nodes_differential_diffusion": [DifferentialDiffusion],
+}
