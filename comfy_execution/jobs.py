@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 PENDING, IN_PROGRESS, COMPLETED, FAILED, CANCELLED = "pending", "in_progress", "completed", "failed", "cancelled"
+QUEUED = (PENDING, IN_PROGRESS)
 
 
 class JobStatus:
@@ -55,7 +56,7 @@ def list_jobs(
                 if workflow_id is None or workflow_id_of(entry[3]) == workflow_id:
                     found.append((_sort_key(entry[3], (), sort_by), len(found), entry, state))
     for entry in history.values():
-        if _history_state(entry) in wanted:
+        if state_of(entry) in wanted:
             extra_data = entry["prompt"][3]
             if workflow_id is None or workflow_id_of(extra_data) == workflow_id:
                 found.append((_sort_key(extra_data, _messages(entry), sort_by), len(found), entry, None))
@@ -65,6 +66,11 @@ def list_jobs(
     # Summaries are made for the page only: outputs may be many.
     jobs = [finished_job(entry) if state is None else queued_job(entry, state) for _, _, entry, state in page]
     return jobs, len(found)
+
+
+def shown(page: Iterable[tuple[str, Any]]) -> list[dict[str, Any]]:
+    """The jobs of a page of (state, queue entry or history entry)."""
+    return [queued_job(entry, state) if state in QUEUED else finished_job(entry) for state, entry in page]
 
 
 def find_job(
@@ -96,7 +102,7 @@ def queued_job(entry: Any, state: str) -> dict[str, Any]:
 def finished_job(entry: Mapping[str, Any], detailed: bool = False) -> dict[str, Any]:
     """A job from the history; `detailed` adds its outputs, its status and its workflow."""
     number, prompt_id, prompt, extra_data = entry["prompt"][:4]
-    state = _history_state(entry)
+    state = state_of(entry)
     messages = _messages(entry)
     count, previewable, preview = summarize(entry.get("outputs"))
     error = next((data for name, data in messages if name == "execution_error"), None)
@@ -118,6 +124,11 @@ def finished_job(entry: Mapping[str, Any], detailed: bool = False) -> dict[str, 
         job["execution_status"] = entry.get("status")
         job["workflow"] = {"prompt": prompt, "extra_data": extra_data}
     return _without_none(job)
+
+
+def created_at(item: Any) -> Any:
+    """The `create_time` of a queue item, None without one."""
+    return _dict(item[3]).get("create_time")
 
 
 def workflow_id_of(extra_data: Any) -> str | None:
@@ -202,7 +213,8 @@ def _ends_with(name: Any, extensions: tuple[str, ...]) -> bool:
     return isinstance(name, str) and name.lower().endswith(extensions)
 
 
-def _history_state(entry: Mapping[str, Any]) -> str:
+def state_of(entry: Mapping[str, Any]) -> str:
+    """The state of a job in the history."""
     if _dict(entry.get("status")).get("status_str") == "success":
         return COMPLETED
     if any(name == "execution_interrupted" for name, _ in _messages(entry)):

@@ -10,14 +10,14 @@ import heapq
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from itertools import count, islice
 from typing import Any, NamedTuple
 
 import orjson
 
 from comfy.interrupt import interrupt_current_processing
-from comfy_execution import jsonbytes
+from comfy_execution import job_order, jobs, jsonbytes
 
 MAXIMUM_HISTORY_SIZE = 10_000
 _SHOWN = 5  # elements of an entry that anybody may see; the sixth holds secrets
@@ -118,6 +118,10 @@ class PromptQueue:
         self._by_id: dict[str, list[int]] = {}  # prompt id -> arrivals; an id may be queued twice
         self._arrivals = count()
         self._task_ids = count()
+        # The jobs view: pending ones by arrival, running ones by task id, ended ones by prompt id.
+        self._waiting_jobs = job_order.JobOrder()
+        self._running_jobs = job_order.JobOrder()
+        self._ended_jobs = job_order.JobOrder()
         server.prompt_queue = self
 
     # --- waiting -------------------------------------------------------------------------------------
@@ -139,6 +143,7 @@ class PromptQueue:
             waiting = _Waiting(entry, next(self._arrivals))
             self._pending[waiting.arrival] = waiting
             self._by_id.setdefault(entry.prompt_id, []).append(waiting.arrival)
+            self._waiting_jobs.add(waiting.arrival, jobs.created_at(entry), jobs.PENDING, entry)
             heapq.heappush(self._heap, waiting)
             self.server.queue_updated()
             self.not_empty.notify()
@@ -167,6 +172,7 @@ class PromptQueue:
             self._forget(waiting)
             task_id = next(self._task_ids)
             self.currently_running[task_id] = waiting.entry
+            self._running_jobs.add(task_id, jobs.created_at(waiting.entry), jobs.IN_PROGRESS, waiting.entry)
             interrupt_current_processing(False)
             self.server.queue_updated()
             return waiting.entry, task_id
@@ -201,10 +207,12 @@ class PromptQueue:
             self._heap.clear()
             self._pending.clear()
             self._by_id.clear()
+            self._waiting_jobs.clear()
             self.server.queue_updated()
 
     def _forget(self, waiting: _Waiting) -> None:
         del self._pending[waiting.arrival]
+        self._waiting_jobs.discard(waiting.arrival)
         arrivals = self._by_id[waiting.entry.prompt_id]
         arrivals.remove(waiting.arrival)
         if not arrivals:
@@ -225,6 +233,7 @@ class PromptQueue:
         """A prompt has ended: in one step it stops running and is in the history. Tells nobody."""
         with self.mutex:
             entry = self.currently_running.pop(task_id)
+            self._running_jobs.discard(task_id)
             record = HistoryEntry(prompt=entry.shown(), outputs={}, status=None)
             record._prompt_json = entry.json
             if status is not None:
@@ -232,8 +241,9 @@ class PromptQueue:
             record.update(history_result)
             self.history.pop(entry.prompt_id, None)
             while len(self.history) >= MAXIMUM_HISTORY_SIZE:
-                del self.history[next(iter(self.history))]
+                self.delete_history_item(next(iter(self.history)))
             self.history[entry.prompt_id] = record
+            self._add_ended(entry.prompt_id, record)
 
     def task_done(
         self,
@@ -326,11 +336,30 @@ class PromptQueue:
         """Forget all that ran."""
         with self.mutex:
             self.history = {}
+            self._ended_jobs.clear()
 
     def delete_history_item(self, id_to_delete: str) -> None:
         """Forget one prompt."""
         with self.mutex:
             self.history.pop(id_to_delete, None)
+            self._ended_jobs.discard(id_to_delete)
+
+    # --- jobs -------------------------------------------------------------------------------------------
+
+    def jobs_by_creation(
+        self, states: Collection[str], descending: bool, offset: int, limit: int | None
+    ) -> tuple[list[tuple[str, Any]], int]:
+        """(state, queue entry or history entry) of a page of jobs, and how many there are in these states."""
+        with self.mutex:
+            if len(self._ended_jobs) != len(self.history):  # a pack has changed the history by hand
+                self._ended_jobs.clear()
+                for prompt_id, record in self.history.items():
+                    self._add_ended(prompt_id, record)
+            orders = (self._waiting_jobs, self._running_jobs, self._ended_jobs)
+            return job_order.page(orders, states, descending, offset, limit)
+
+    def _add_ended(self, prompt_id: str, record: HistoryEntry) -> None:
+        self._ended_jobs.add(prompt_id, jobs.created_at(record["prompt"]), jobs.state_of(record), record)
 
     # --- flags for the worker -----------------------------------------------------------------------------
 

@@ -48,10 +48,15 @@ def cancel(server: PromptServer, asked_by: str | None, prompt_id: str) -> bool:
 def add_to(table: Table, server: PromptServer) -> None:
     """Register this resource's routes."""
 
-    def page(offset: int, limit: int | None, arguments: dict[str, Any]) -> bytes:
+    def answer(offset: int, limit: int | None, arguments: dict[str, Any]) -> bytes:
         queue = server.prompt_queue
-        running, pending = queue.get_current_queue()
-        found, total = jobs.list_jobs(running, pending, queue.get_history(), limit=limit, offset=offset, **arguments)
+        if arguments["workflow_id"] is None and arguments["sort_by"] == "created_at":
+            states = arguments["statuses"] or jobs.JobStatus.ALL
+            page, total = queue.jobs_by_creation(states, arguments["descending"], offset, limit)
+            found = jobs.shown(page)
+        else:
+            waiting = queue.get_current_queue()
+            found, total = jobs.list_jobs(*waiting, queue.get_history(), limit=limit, offset=offset, **arguments)
         pagination = {
             "offset": offset,
             "limit": limit,
@@ -84,7 +89,7 @@ def add_to(table: Table, server: PromptServer) -> None:
             "sort_by": choice(request, "sort_by", jobs.SORT_KEYS),
             "descending": choice(request, "sort_order", ("desc", "asc")) == "desc",
         }
-        return json_body(await asyncio.to_thread(page, max(0, offset), limit, arguments))
+        return json_body(await asyncio.to_thread(answer, max(0, offset), limit, arguments))
 
     @table.get(
         "/jobs/{id}",
