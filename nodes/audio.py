@@ -21,7 +21,7 @@ class EmptyAudio(io.ComfyNode):
             node_id="EmptyAudio",
             display_name="Empty Audio",
             category="audio",
-            description="Silence.",
+            description="Silence of a given length.",
             inputs=[
                 io.Float.Input(
                     "duration", tooltip="Length in seconds.", default=60.0, min=0.0, max=MAX_SEED, step=0.01

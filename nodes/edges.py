@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import scipy.ndimage
 import torch
 import torch.nn.functional as F
 
@@ -93,6 +92,8 @@ def _is_maximum(length: torch.Tensor, direction: torch.Tensor) -> torch.Tensor:
 
 def _hysteresis(ridge: np.ndarray, low: float, high: float) -> np.ndarray:
     """[H,W]: 1 on ridges above `low` that are connected, diagonals included, with one above `high`."""
+    import scipy.ndimage
+
     labels, _ = scipy.ndimage.label(ridge > low, structure=np.ones((3, 3)))
     strong = np.unique(labels[ridge > high])
     return np.isin(labels, strong[strong > 0]).astype(ridge.dtype)

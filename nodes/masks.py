@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import scipy.ndimage
 import torch
 
 from comfy_api.latest import io, ui
@@ -288,6 +287,8 @@ class GrowMask(io.ComfyNode):
 
     @classmethod
     def execute(cls, mask: torch.Tensor, expand: int, tapered_corners: bool) -> io.NodeOutput:
+        import scipy.ndimage
+
         corner = 0 if tapered_corners else 1
         kernel = np.array([[corner, 1, corner], [1, 1, 1], [corner, 1, corner]])
         step = scipy.ndimage.grey_erosion if expand < 0 else scipy.ndimage.grey_dilation

@@ -28,8 +28,8 @@ def add_built_in(module: str, classes: Iterable[type]) -> None:
     for cls in classes:
         cls.RELATIVE_PYTHON_MODULE = module
         if is_v3(cls):
-            name = cls.GET_SCHEMA().node_id
-            display = cls.GET_SCHEMA().display_name
+            schema = cls.GET_SCHEMA()
+            name, display = schema.node_id, schema.display_name
         else:
             name = cls.__dict__.get("NODE_ID", cls.__name__)
             display = cls.__dict__.get("DISPLAY_NAME")
