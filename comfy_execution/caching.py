@@ -76,14 +76,21 @@ class ResultCache:
     def begin(self, keys: set[bytes], nodes: Container[tuple[str, str]]) -> None:
         """A prompt with these keys and these (node id, class) pairs starts."""
 
-    def expand(self, path: tuple, keys: set[bytes], nodes: Container[tuple[str, str]]) -> None:
-        """The node that `path` ends with has expanded to nodes with these keys."""
+    def scope(self, outer: Any = None, node: tuple[str, str] | None = None) -> Any:
+        """Where results of the prompt are kept, or of what a node (id, class) of `outer` expands to.
 
-    def get(self, path: tuple, key: bytes) -> CacheEntry | None:
-        """The result for a key in the scope of the expanding nodes along `path` (empty: the prompt itself)."""
+        Only to be handed to the methods below.
+        """
         return None
 
-    def put(self, path: tuple, key: bytes, entry: CacheEntry) -> None:
+    def expand(self, scope: Any, keys: set[bytes], nodes: Container[tuple[str, str]]) -> None:
+        """A node has expanded to nodes with these keys and these (node id, class) pairs, kept in `scope`."""
+
+    def get(self, scope: Any, key: bytes) -> CacheEntry | None:
+        """The result for a key."""
+        return None
+
+    def put(self, scope: Any, key: bytes, entry: CacheEntry) -> None:
         """Keep a result."""
 
     def relieve(self, drop_unneeded: Callable[[], None]) -> None:
@@ -109,31 +116,29 @@ class ClassicCache(ResultCache):
         self.generation += 1
         self.root.prune(keys, nodes)
 
-    def expand(self, path: tuple, keys: set[bytes], nodes: Container[tuple[str, str]]) -> None:
-        self._scope(path).prune(keys, nodes)
+    def scope(self, outer: Any = None, node: tuple[str, str] | None = None) -> Any:
+        if node is None:
+            return self.root
+        found = outer.inner.get(node)
+        if found is None:
+            found = outer.inner[node] = Scope()
+        return found
 
-    def get(self, path: tuple, key: bytes) -> CacheEntry | None:
-        scope = self._scope(path) if path else self.root
+    def expand(self, scope: Any, keys: set[bytes], nodes: Container[tuple[str, str]]) -> None:
+        scope.prune(keys, nodes)
+
+    def get(self, scope: Any, key: bytes) -> CacheEntry | None:
         return scope.entries.get(key)
 
-    def put(self, path: tuple, key: bytes, entry: CacheEntry) -> None:
+    def put(self, scope: Any, key: bytes, entry: CacheEntry) -> None:
         entry.generation = self.generation
-        self._scope(path).entries[key] = entry
+        scope.entries[key] = entry
 
     def clear(self) -> None:
         self.root = Scope()
 
     def __len__(self) -> int:
         return sum(len(scope.entries) for scope in self.root.walk())
-
-    def _scope(self, path: tuple) -> Scope:
-        scope = self.root
-        for node in path:
-            found = scope.inner.get(node)
-            if found is None:
-                found = scope.inner[node] = Scope()
-            scope = found
-        return scope
 
 
 class LRUCache(ResultCache):
@@ -155,13 +160,13 @@ class LRUCache(ResultCache):
                 break
             self.entries = {k: entry for k, entry in self.entries.items() if entry.generation != oldest}
 
-    def expand(self, path: tuple, keys: set[bytes], nodes: Container[tuple[str, str]]) -> None:
+    def expand(self, scope: Any, keys: set[bytes], nodes: Container[tuple[str, str]]) -> None:
         self._touch(keys)
 
-    def get(self, path: tuple, key: bytes) -> CacheEntry | None:
+    def get(self, scope: Any, key: bytes) -> CacheEntry | None:
         return self.entries.get(key)
 
-    def put(self, path: tuple, key: bytes, entry: CacheEntry) -> None:
+    def put(self, scope: Any, key: bytes, entry: CacheEntry) -> None:
         entry.generation = self.generation
         self.entries[key] = entry
 
@@ -202,8 +207,8 @@ class RamPressureCache(ClassicCache):
         self._last_look = 0.0
         self._may_hold_old = True
 
-    def expand(self, path: tuple, keys: set[bytes], nodes: Container[tuple[str, str]]) -> None:
-        self._touch(self._scope(path), keys)
+    def expand(self, scope: Any, keys: set[bytes], nodes: Container[tuple[str, str]]) -> None:
+        self._touch(scope, keys)
         self._may_hold_old = True
 
     def relieve(self, drop_unneeded: Callable[[], None]) -> None:

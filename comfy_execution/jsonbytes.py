@@ -12,12 +12,19 @@ _OPTIONS = orjson.OPT_NON_STR_KEYS
 
 
 def encode(value: Any) -> bytes:
-    """UTF-8 JSON of a value that was JSON once. NaN and infinities become null, other objects their text."""
+    """UTF-8 JSON of a value that was JSON once. NaN and infinities become null, other objects their text.
+
+    Raises:
+        ValueError: it is nested too deeply (some hundred levels), or holds itself.
+    """
     try:
         return orjson.dumps(value, option=_OPTIONS)
     except (TypeError, ValueError, RecursionError):
-        text = json.dumps(_finite(value), default=str, ensure_ascii=True)
-        return text.encode("ascii")
+        # What orjson refuses and JSON allows: integers over 64 bits, lone surrogates, deep nesting.
+        try:
+            return json.dumps(_finite(value), default=str, ensure_ascii=True).encode("ascii")
+        except RecursionError:
+            raise ValueError("a value is nested too deeply to be expressed as JSON") from None
 
 
 def plain(value: Any) -> Any:

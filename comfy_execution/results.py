@@ -7,6 +7,7 @@ while it runs never takes away an input of a node that is still to come.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from comfy_execution.caching import CacheEntry, ResultCache
 from comfy_execution.graph import DynamicPrompt
@@ -27,7 +28,8 @@ class RunResults:
         self._cache = cache
         self._signatures = signatures
         self._held: dict[str, CacheEntry] = {}
-        self._paths: dict[str, tuple] = {}
+        self._root = cache.scope()
+        self._scopes: dict[str, Any] = {}  # of expanding nodes
         self._consumers_left: dict[str, int] | None = None
         self._also_needed: dict[str, set[str]] = {}
         if not cache.keeps_results:
@@ -54,34 +56,28 @@ class RunResults:
         key = self._signatures.get(node_id)
         if key is None:
             return None
-        return self._cache.get(() if node_id in self._submitted else self.path(node_id), key)
+        return self._cache.get(self._root if node_id in self._submitted else self._scope_of(node_id), key)
 
     def put(self, node_id: str, entry: CacheEntry) -> None:
         """A node has finished."""
         self._held[node_id] = entry
         if self._signatures is not None:
-            self._cache.put(self.path(node_id), self._signatures[node_id], entry)
+            self._cache.put(self._scope_of(node_id), self._signatures[node_id], entry)
         elif self._consumers_left is not None:
             self._release(node_id)
 
-    def path(self, node_id: str) -> tuple:
-        """The (node id, class) pairs of the expanding nodes above a node, outermost first."""
-        parent = self._prompt.get_parent_node_id(node_id)
-        if parent is None:
-            return ()
-        found = self._paths.get(parent)
-        if found is None:
-            chain = []
-            above: str | None = parent
-            while above is not None:
-                chain.append((above, self._prompt.get_node(above)["class_type"]))
-                above = self._prompt.get_parent_node_id(above)
-            found = self._paths[parent] = tuple(reversed(chain))
-        return found
+    def inner_scope(self, node_id: str) -> Any:
+        """Where the cache keeps the results of the nodes that `node_id` expands to."""
+        scope = self._scopes.get(node_id)
+        if scope is None:
+            node = node_id, self._prompt.get_node(node_id)["class_type"]
+            scope = self._scopes[node_id] = self._cache.scope(self._scope_of(node_id), node)
+        return scope
 
-    def inner_path(self, node_id: str) -> tuple:
-        """The path of the nodes that `node_id` expands to."""
-        return (*self.path(node_id), (node_id, self._prompt.get_node(node_id)["class_type"]))
+    def _scope_of(self, node_id: str) -> Any:
+        parent = self._prompt.get_parent_node_id(node_id)
+        # A parent has expanded before its inner nodes are asked for, so its scope is there: no recursion.
+        return self._root if parent is None else self._scopes[parent]
 
     def keep_only(self, needed: Iterable[str]) -> None:
         """Memory is short: let go of results that no pending node is linked to."""

@@ -349,7 +349,7 @@ class Run:
             self.signatures.compute(added)
             keys = {self.signatures[inner] for inner in added}
             nodes = {(inner, self.prompt.get_node(inner)["class_type"]) for inner in added}
-            self.cache.expand(self.results.inner_path(node_id), keys, nodes)
+            self.cache.expand(self.results.inner_scope(node_id), keys, nodes)
         self._expansions[node_id] = expansion
         for inner in added:
             if self._facts(inner).is_output:
@@ -432,7 +432,7 @@ class Run:
         if context is not None and self.results.stored(node_id) is None:
             value = await external_cache.look_up(context)
             if value is not None:
-                self.cache.put((), self.signatures[node_id], CacheEntry(value.outputs, value.ui))
+                self.cache.put(self.cache.scope(), self.signatures[node_id], CacheEntry(value.outputs, value.ui))
 
     def _store_outside(self, node_id: str, entry: CacheEntry) -> None:
         context = self._outside_context(node_id)

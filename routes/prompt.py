@@ -171,5 +171,8 @@ def add_to(table: Table, server: PromptServer) -> None:
             raise PromptRefused(
                 "prompt_id_in_use", "a prompt with this prompt_id is queued or running", prompt_id, status=409
             )
-        server.prompt_queue.put((number, prompt_id, graph, extra, outputs, secrets))
+        try:
+            server.prompt_queue.put((number, prompt_id, graph, extra, outputs, secrets))
+        except ValueError as error:
+            raise PromptRefused("invalid_prompt", str(error)) from error
         return json_answer({"prompt_id": prompt_id, "number": number, "node_errors": node_errors})

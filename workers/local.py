@@ -22,6 +22,7 @@ from comfy_execution.prompt_queue import ExecutionStatus, PromptQueue, QueueEntr
 log = logging.getLogger(__name__)
 
 _COLLECT_SECONDS = 10.0  # least time between two full garbage collections
+_IDLE_COLLECT_SECONDS = 60.0  # the same while nothing runs; other threads leave rubbish too
 _RESTART_SECONDS = 0.5  # before a dead worker is replaced, so that one that cannot live does not spin
 _NEVER = 1_000_000  # a threshold of the collector that is not reached while a prompt runs
 
@@ -111,7 +112,7 @@ class PromptWorker:
         except BaseException as error:
             log.exception("prompt %s ended in a way that nobody expected", entry.prompt_id)
             self._abandon_task(error)
-        log.info("Prompt executed in %.2f seconds", time.perf_counter() - started)
+        log.info("Prompt executed in %.2f seconds (%s)", time.perf_counter() - started, entry.prompt_id)
         self._announce_end(entry.prompt_id)
 
     def _announce_end(self, prompt_id: str) -> None:
@@ -169,7 +170,8 @@ class PromptWorker:
 
     def _collect(self) -> None:
         now = time.monotonic()
-        if not self._has_run or now - self._last_collection < _COLLECT_SECONDS:
+        wait = _COLLECT_SECONDS if self._has_run else _IDLE_COLLECT_SECONDS
+        if now - self._last_collection < wait:
             return
         self._last_collection = now
         self._has_run = False

@@ -149,7 +149,7 @@ def test_lru_drops_whole_generations(make_runner):
 def test_lru_never_drops_what_the_prompt_needs():
     cache = LRUCache(1)
     for name in (b"a", b"b", b"c"):
-        cache.put((), name, CacheEntry([]))
+        cache.put(None, name, CacheEntry([]))
     cache.begin({b"a", b"b"}, set())
     assert set(cache.entries) == {b"a", b"b"}
 
