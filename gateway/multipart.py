@@ -10,6 +10,7 @@ from aiohttp import BodyPartReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 import folder_paths
+from userdata.atomic import FILE_MODE
 
 # What aiohttp's reader raises for bodies that are no proper forms.
 _MALFORMED = (ValueError, RuntimeError, AssertionError, LookupError, HttpProcessingError, web.RequestPayloadError)
@@ -106,7 +107,7 @@ async def _read_file(part: BodyPartReader, form: Form, used: int, limit: int, st
         folder = folder_paths.get_temp_directory()
         os.makedirs(folder, exist_ok=True)
         handle, form.path = tempfile.mkstemp(prefix=".upload-", dir=folder)
-        os.chmod(form.path, 0o644)
+        os.chmod(form.path, FILE_MODE)
         out = os.fdopen(handle, "wb")
         form.filename, form.mime = part.filename, part.headers.get("Content-Type")
     try:

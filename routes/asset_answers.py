@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import sqlite3
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +12,7 @@ from aiohttp import web
 from assets import AssetError, enabled
 from gateway.openapi import USER, Parameter
 from protocol import InvalidJson, from_json
-from routes.answers import json_answer
+from routes.answers import file_error, json_answer
 from userdata import UnknownUser
 
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ FILTERS = (
     Parameter("name_contains"),
     Parameter("metadata_filter", description="A JSON object: what user_metadata must hold"),
 )
+
+log = logging.getLogger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -45,6 +49,14 @@ def guarded(handler: Handler) -> Handler:
             return await handler(request)
         except AssetError as error:
             return json_answer(error.as_dict(), error.status)
+        except OSError as error:
+            refusal = file_error(error)
+            answer = AssetError("STORAGE_ERROR", error.strerror or str(error), refusal.status)
+            return json_answer(answer.as_dict(), answer.status)
+        except sqlite3.Error as error:
+            log.exception("the asset database does not work")
+            answer = AssetError("DATABASE_ERROR", f"the asset database does not work: {error}", 503)
+            return json_answer(answer.as_dict(), answer.status)
 
     return wrapped
 

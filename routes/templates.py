@@ -27,6 +27,7 @@ TEMPLATE_PACKAGES = (
     "comfyui_workflow_templates_media_other",
     "comfyui_workflow_templates_media_video",
     "comfyui_workflow_templates_media_assets_01",
+    "comfyui_workflow_templates_media_assets_02",
     "comfyui_workflow_templates",
 )
 DOCS_PACKAGE = "comfyui_embedded_docs"

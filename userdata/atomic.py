@@ -14,6 +14,7 @@ log = logging.getLogger(__name__)
 # Asking for the mask means setting it, so this is done once, before there are threads.
 _UMASK = os.umask(0)
 os.umask(_UMASK)
+FILE_MODE = 0o666 & ~_UMASK  # of a new file; temporary files are made for the owner only
 
 
 def write_atomic(path: str, data: bytes, overwrite: bool = True) -> None:
@@ -29,7 +30,7 @@ def write_atomic(path: str, data: bytes, overwrite: bool = True) -> None:
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
-        os.chmod(temporary, 0o666 & ~_UMASK)
+        os.chmod(temporary, FILE_MODE)
         move_into_place(temporary, path, overwrite)
     except BaseException:
         if os.path.exists(temporary):

@@ -32,13 +32,15 @@ class FileInfo:
         return cls(path, stat.st_size, int(stat.st_mtime * 1000), int(created * 1000))
 
 
-def _visible(folder: str, recurse: bool, prefix: str = "") -> Iterator[os.DirEntry]:
+def _visible(folder: str, recurse: bool, above: frozenset[str] = frozenset()) -> Iterator[os.DirEntry]:
+    here = os.path.realpath(folder)
     with os.scandir(folder) as found:
         entries = sorted((e for e in found if not e.name.startswith(".")), key=lambda e: e.name)
     for entry in entries:
         if entry.is_dir():
-            if recurse:
-                yield from _visible(entry.path, recurse)
+            # A link may lead back to a folder on the way down.
+            if recurse and os.path.realpath(entry.path) not in above | {here}:
+                yield from _visible(entry.path, recurse, above | {here})
         elif entry.is_file():
             yield entry
 
@@ -83,7 +85,10 @@ class UserFiles:
                 if name.startswith("."):
                     continue
                 full = os.path.join(root, name)
-                stat = os.stat(full)
+                try:
+                    stat = os.stat(full)
+                except FileNotFoundError:  # a link whose target is gone, or a file deleted just now
+                    continue
                 path = self._relative(full, self._folder)
                 found.append(
                     {"name": name, "path": path, "type": "file", "size": stat.st_size, "modified": stat.st_mtime}

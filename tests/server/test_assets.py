@@ -1,6 +1,8 @@
 """The asset store and what its routes refuse (http-api.md section 12)."""
 
+import errno
 import json
+import sqlite3
 import uuid
 
 import pytest
@@ -196,3 +198,19 @@ def test_file_that_is_no_database(tmp_path):
     (tmp_path / "x.db").write_text("this is not a database, only text" * 100)
     with pytest.raises(DatabaseUnavailable):
         Database(str(tmp_path / "x.db"))
+
+
+@pytest.mark.parametrize(
+    "error, status, expected",
+    [
+        (sqlite3.OperationalError("disk I/O error"), 503, "DATABASE_ERROR"),
+        (OSError(errno.ENOSPC, "No space left on device"), 507, "STORAGE_ERROR"),
+    ],
+)
+async def test_trouble_with_disk_or_database_is_no_500(running, monkeypatch, error, status, expected):
+    def fail(*_args, **_kwargs):
+        raise error
+
+    monkeypatch.setattr(AssetStore, "list", fail)
+    got, answer, _ = await running.get("/api/assets")
+    assert got == status and code(answer) == expected

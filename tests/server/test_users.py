@@ -92,3 +92,13 @@ async def test_move_onto_itself_and_over_others(running):
 
 async def test_v2_of_a_user_without_files(running):
     assert (await running.get("/v2/userdata"))[1] == []
+
+
+async def test_links_in_circles_end(running):
+    await running.post("/userdata/dir%2Fa.txt", data=b"1")
+    folder = running.base / "user" / "default" / "dir"
+    (folder / "loop").symlink_to(folder)
+    (folder / "gone").symlink_to(folder / "nothing")
+    assert (await running.get("/userdata?dir=dir&recurse=true"))[1] == ["a.txt"]
+    status, entries, _ = await running.get("/v2/userdata")
+    assert status == 200 and [e["path"] for e in entries if e["type"] == "file"] == ["dir/a.txt"]
