@@ -30,27 +30,3 @@ class KeepUnmasked:
     def after(self, denoised: Tensor, mask: Tensor) -> Tensor:
         """The prediction with the protected part as it was."""
         return torch.lerp(self.latent_image, denoised, mask.to(denoised.dtype))
-
-
-class DifferentialDiffusion:
-    """A mask function: each part of the latent joins in when its mask value says so (arXiv:2306.00950).
-
-    A cell is painted from the step on at which the remaining share of the run falls to its mask value.
-    `strength` below 1 mixes the binary mask with the mask itself. Set it as `denoise_mask_function` in the model
-    options.
-    """
-
-    def __init__(self, strength: float = 1.0) -> None:
-        self.strength = strength
-
-    def __call__(self, sigma: Tensor, denoise_mask: Tensor, extra_options: dict[str, Any]) -> Tensor:
-        """sigma [batch]; the mask in the latent's shape, 1 where the latent may change from the start."""
-        model_sampling = extra_options["model"].inner_model.model_sampling
-        sigmas = extra_options["sigmas"]
-        lowest = torch.maximum(model_sampling.sigma_min.to(sigmas.device), sigmas[-1])
-        first, last, now = (model_sampling.timestep(s).float() for s in (sigmas[0], lowest, sigma.flatten()[0]))
-        remaining = (now - last) / (first - last)
-        binary = (denoise_mask >= remaining).to(denoise_mask.dtype)
-        if self.strength < 1:
-            return torch.lerp(denoise_mask, binary, self.strength)
-        return binary
