@@ -48,3 +48,6 @@ def guided_step(guider: comfy.samplers.CFGGuider, x: Tensor, sigma: float) -> tu
     options["sampler_post_cfg_function"] = [keep, *options.get("sampler_post_cfg_function", [])]
     guided = guider(x, torch.full((x.shape[0],), sigma), model_options=options, seed=0)
     return guided, parts, list(model.calls)
+
+
+NEG_ENTRY = entry("NEG")

@@ -12,8 +12,8 @@ from torch import Tensor
 
 import comfy.sample
 import comfy.samplers
+import nodes.guidance
 from comfy.k_diffusion import sampling as k_diffusion
-from comfy.sampling.masks import DifferentialDiffusion
 from comfy.sampling.solvers.er_sde import noise_scaler_for
 from comfy.sampling.solvers.euler import sample_euler_cfg_pp_alternative
 from comfy.sampling.solvers.sa_solver import get_tau_interval_func
@@ -51,7 +51,7 @@ def run(key: str) -> Outcome:
     kind = key.split("/")[0]
     patcher = toy.patcher("eps" if kind == "edge" else kind).clone()
     if "diffdiff" in key:
-        patcher.model_options["denoise_mask_function"] = DifferentialDiffusion(float(key.split("strength")[1]))
+        patcher = nodes.guidance.DifferentialDiffusion.execute(patcher, float(key.split("strength")[1])).args[0]
     patcher.model.calls.clear()
     latent = latent_of(key, facts)
     no_noise = facts.get("disable_noise", False)

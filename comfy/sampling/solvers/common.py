@@ -109,14 +109,14 @@ class StepNoise:
     """
 
     def __init__(self, run: Run, x: Tensor, noise_sampler: Callable[[Any, Any], Tensor] | None) -> None:
-        if noise_sampler is None:
-            # looked up where packs replace it
-            from comfy.k_diffusion import sampling
-
-            noise_sampler = sampling.default_noise_sampler(x, seed=run.extra_args.get("seed"))
-        self.noise_sampler = noise_sampler
+        self.run, self.x, self.noise_sampler = run, x, noise_sampler
 
     def __call__(self, sigma: float, sigma_next: float) -> Tensor:
+        if self.noise_sampler is None:
+            # made when first needed, and looked up where packs replace it
+            from comfy.k_diffusion import sampling
+
+            self.noise_sampler = sampling.default_noise_sampler(self.x, seed=self.run.extra_args.get("seed"))
         return self.noise_sampler(torch.tensor(sigma), torch.tensor(sigma_next))
 
 

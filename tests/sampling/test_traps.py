@@ -1,0 +1,315 @@
+"""The traps of goldens, section 8, and the promises of docs/sampling.md, each by its name."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+import sampler_cases
+import torch
+import toy
+from conditioning_cases import NEG_ENTRY, RECORDED, area, entry, masked
+from torch import Tensor
+
+import comfy.interrupt
+import comfy.model_patcher
+import comfy.sample
+import comfy.samplers
+from comfy.k_diffusion import sampling as k_diffusion
+from comfy.sampling import solvers
+
+INPUTS = toy.tensors("sampler_inputs")
+POSITIVE, NEGATIVE = sampler_cases.conditioning()
+
+
+def run(kind: str, sampler: Any, sigmas: Tensor, seed: int = 0, cfg: float = 5.0, **more: Any) -> Tensor:
+    latent = more.pop("latent_image", torch.zeros(1, 4, 8, 8))
+    noise = more.pop("noise", comfy.sample.prepare_noise(latent, seed))
+    if isinstance(sampler, str):
+        sampler = comfy.samplers.sampler_object(sampler)
+    patcher = more.pop("patcher", toy.patcher(kind))
+    patcher.model.calls.clear()
+    return comfy.sample.sample_custom(
+        patcher, noise, cfg, sampler, sigmas, POSITIVE, NEGATIVE, latent, seed=seed, **more
+    )
+
+
+def schedule(kind: str, scheduler: str = "karras", steps: int = 4) -> Tensor:
+    return comfy.samplers.calculate_sigmas(toy.patcher(kind).get_model_object("model_sampling"), scheduler, steps)
+
+
+class HalfModel(toy.ToyModel):
+    """Computes in half precision, as big models do, and gives float32."""
+
+    seen: set[tuple[torch.dtype, torch.dtype]]
+
+    def apply_model(self, x, t, c_crossattn, transformer_options, **kwargs):
+        self.seen.add((x.dtype, t.dtype))
+        return toy.denoise(x.half(), t.half(), c_crossattn.half(), self.flow).float()
+
+    def get_dtype(self):
+        return torch.float16
+
+
+def test_2_sampling_is_float32_whatever_the_model_computes_in():
+    model = HalfModel("eps")
+    model.seen = set()
+    cpu = torch.device("cpu")
+    patcher = comfy.model_patcher.ModelPatcher(model, load_device=cpu, offload_device=cpu)
+    latent = torch.zeros(1, 4, 8, 8, dtype=torch.float16)
+    result = run("eps", "dpmpp_2m", schedule("eps"), patcher=patcher, latent_image=latent)
+    assert model.seen == {(torch.float32, torch.float32)}
+    assert result.dtype == torch.float32
+
+
+def test_3_full_noise_has_a_tolerance():
+    """`normal` starts above sigma_max by a rounding, karras below: both are full noise."""
+    model = toy.patcher("eps").model
+    wrapped = type("Wrapped", (), {"inner_model": model})()
+    sampler = comfy.samplers.Sampler()
+    for scheduler in ("normal", "karras", "simple"):
+        assert sampler.max_denoise(wrapped, schedule("eps", scheduler))
+    assert not sampler.max_denoise(wrapped, schedule("eps")[1:])
+
+
+@pytest.mark.parametrize("name", ["uni_pc", "uni_pc_bh2"])
+def test_4_uni_pc_writes_into_its_schedule_but_not_into_the_callers(name):
+    sigmas = schedule("flow3", "simple", 6)
+    before = sigmas.clone()
+    run("flow3", name, sigmas)
+    assert torch.equal(sigmas, before)
+
+    own = sigmas.clone()
+    solvers.SAMPLERS[name].function(lambda x, sigma, **kwargs: x * 0.5, torch.ones(1, 4, 2, 2), own)
+    assert own[-1] == pytest.approx(0.001)
+
+
+def test_4_force_full_denoise_leaves_the_schedule_alone():
+    sampler = comfy.samplers.KSampler(toy.patcher("eps"), 6, "cpu", "euler", "karras")
+    before = sampler.sigmas.clone()
+    latent = INPUTS["latent/a"]
+    sampler.sample(INPUTS["noise/b1/seed0"], POSITIVE, NEGATIVE, 5.0, latent, 0, 3, force_full_denoise=True)
+    assert torch.equal(sampler.sigmas, before)
+
+
+def test_5_the_brownian_path_spans_the_original_sigmas(monkeypatch):
+    spans = []
+
+    class Recorder(k_diffusion.BrownianTreeNoiseSampler):
+        def __init__(self, x, sigma_min, sigma_max, **kwargs):
+            spans.append((sigma_min, sigma_max))
+            super().__init__(x, sigma_min, sigma_max, **kwargs)
+
+    monkeypatch.setattr(k_diffusion, "BrownianTreeNoiseSampler", Recorder)
+    sigmas = schedule("flow3", "simple", 4)
+    run("flow3", "dpmpp_2m_sde", sigmas)
+    assert spans == [(sigmas[-2].item(), 1.0)]
+    first_evaluated = toy.patcher("flow3").model.calls[0][0]
+    assert first_evaluated < 1.0
+
+
+@pytest.mark.parametrize("name", [n for n in solvers.SAMPLERS if n.endswith("cfg_pp")])
+def test_6_cfg_pp_evaluates_the_negative_at_scale_one(name):
+    run("eps", name, schedule("eps"), cfg=1.0)
+    assert all(order == [1, 0] for _, _, order in toy.patcher("eps").model.calls)
+    run("eps", "euler", schedule("eps"), cfg=1.0)
+    assert all(order == [0] for _, _, order in toy.patcher("eps").model.calls)
+
+
+def test_7_ddim_is_euler_except_under_a_mask():
+    sigmas, latent = schedule("eps"), INPUTS["latent/a"]
+    assert torch.equal(run("eps", "ddim", sigmas), run("eps", "euler", sigmas))
+    mask = INPUTS["mask/pix64"]
+    with_mask = {n: run("eps", n, sigmas, latent_image=latent, noise_mask=mask) for n in ("ddim", "euler")}
+    assert not torch.equal(with_mask["ddim"], with_mask["euler"])
+
+
+@pytest.mark.parametrize("name", ["dpm_fast", "dpm_adaptive"])
+def test_8_dpm_solvers_see_only_the_ends_of_a_schedule(name):
+    sigmas = schedule("eps", steps=6)
+    bent = sigmas.clone()
+    bent[2:4] *= 0.9
+    assert torch.equal(run("eps", name, sigmas), run("eps", name, bent))
+
+
+def test_10_the_protected_part_stays_and_is_noised_with_the_first_noise():
+    latent, mask = INPUTS["latent/a"], INPUTS["mask/pix64"]
+    result = run("eps", "euler", schedule("eps"), latent_image=latent, noise_mask=mask)
+    protected = torch.nn.functional.interpolate(mask, size=(8, 8), mode="bilinear").expand_as(latent) == 0
+    assert protected.any()
+    assert toy.difference(result[protected], latent[protected]) <= 1e-6
+
+
+def test_11_an_empty_schedule_returns_the_latent():
+    latent = INPUTS["latent/a"]
+    result = run("eps", "euler", torch.FloatTensor([]), latent_image=latent)
+    assert result is latent or torch.equal(result, latent)
+    assert toy.patcher("eps").model.calls == []
+
+
+@pytest.mark.parametrize("name", solvers.SAMPLERS)
+def test_inputs_are_left_unchanged(name):
+    sigmas, latent = schedule("eps", steps=5), INPUTS["latent/a"].clone()
+    noise = INPUTS["noise/b1/seed42"].clone()
+    copies = [t.clone() for t in (sigmas, latent, noise)]
+    run("eps", name, sigmas, latent_image=latent, noise=noise, seed=42)
+    assert all(torch.equal(a, b) for a, b in zip((sigmas, latent, noise), copies))
+
+
+class DeviceModel:
+    """A model on a device whose values cannot be read: a solver that tries fails here."""
+
+    def __init__(self) -> None:
+        self.inner_model = self
+        self.model_patcher = self
+        self.model_sampling = toy.sampling_object("eps")
+
+    def get_model_object(self, name):
+        return getattr(self, name)
+
+    def __call__(self, x, sigma, model_options=None, **kwargs):
+        assert x.device.type == sigma.device.type == "meta"
+        for function in (model_options or {}).get("sampler_post_cfg_function", []):
+            function({"uncond_denoised": x, "denoised": x})
+        return x * 0.5
+
+
+# reads the error of each of its steps: that is what it adapts to
+READS_THE_DEVICE = {"dpm_adaptive"}
+
+
+@pytest.mark.parametrize("name", [n for n in solvers.SAMPLERS if n not in READS_THE_DEVICE])
+def test_a_solver_asks_the_device_nothing(name):
+    x = torch.zeros(1, 4, 8, 8, device="meta")
+    sampler = comfy.samplers.sampler_object(name)
+    options = {}
+    if "noise_sampler" in inspect.signature(sampler.sampler_function).parameters:
+        options["noise_sampler"] = lambda sigma, sigma_next: torch.zeros_like(x)
+    result = sampler.sampler_function(DeviceModel(), x, schedule("eps", steps=6), extra_args={"seed": 1}, **options)
+    assert result.device.type == "meta"
+    assert result.shape == x.shape
+
+
+class QuietModel(toy.ToyModel):
+    """The toy without its log, which would read sigma from the device."""
+
+    def apply_model(self, x, t, c_crossattn, transformer_options, **kwargs):
+        return toy.denoise(x, t, c_crossattn.to(x.device), self.flow)
+
+
+def test_guidance_asks_the_device_nothing():
+    """Areas, masks and ranges are settled before the first step."""
+    model = QuietModel("eps")
+    cpu = torch.device("cpu")
+    guider = comfy.samplers.CFGGuider(comfy.model_patcher.ModelPatcher(model, load_device=cpu, offload_device=cpu))
+    ranged = entry("C", start_percent=0.0, end_percent=0.9)
+    guider.set_conds([area("A", 8, 8, 4, 4), masked("B", RECORDED["mask/m128"]), ranged], [NEG_ENTRY])
+    guider.set_cfg(5.0)
+    guider.inner_model = model
+    x = torch.zeros(1, 4, 16, 16)
+    guider.conds = comfy.samplers.process_conds(model, x, dict(guider.original_conds), cpu)
+    for entries in guider.conds.values():
+        for item in entries:
+            if "mask" in item:
+                item["mask"] = item["mask"].to("meta")
+    on_device = torch.zeros(1, 4, 16, 16, device="meta")
+    denoised = guider(on_device, solvers.common.sigma_batch(on_device, 2.0), model_options={}, seed=0)
+    assert denoised.device.type == "meta"
+
+
+def test_an_interrupt_is_noticed_within_a_step():
+    def callback(step, x0, x, total):
+        comfy.interrupt.interrupt_current_processing()
+
+    with pytest.raises(comfy.interrupt.InterruptProcessingException):
+        run("eps", "euler", schedule("eps", steps=8), callback=callback)
+    assert len(toy.patcher("eps").model.calls) == 1
+    assert not comfy.interrupt.processing_interrupted()
+    run("eps", "euler", schedule("eps"))  # and the model can be used again
+
+
+def test_packs_can_replace_the_noise_of_steps(monkeypatch):
+    calls = []
+
+    def silent(x, seed=None):
+        calls.append(seed)
+        return lambda sigma, sigma_next: torch.zeros_like(x)
+
+    sigmas = schedule("eps")
+    usual = run("eps", "euler_ancestral", sigmas, seed=7)
+    monkeypatch.setattr(k_diffusion, "default_noise_sampler", silent)
+    assert not torch.equal(run("eps", "euler_ancestral", sigmas, seed=7), usual)
+    assert calls == [7]
+
+
+def test_packs_can_add_a_sampler(monkeypatch):
+    def sample_halving(model, x, sigmas, extra_args=None, callback=None, disable=None):
+        return model(x, sigmas[:1].expand(x.shape[0]), **(extra_args or {})) / 2
+
+    monkeypatch.setattr(k_diffusion, "sample_halving", sample_halving, raising=False)
+    sampler = comfy.samplers.ksampler("halving")
+    assert sampler.sampler_function is sample_halving
+    assert run("eps", sampler, schedule("eps")).shape == (1, 4, 8, 8)
+
+
+def test_solvers_are_where_packs_import_them_from():
+    for name in comfy.samplers.KSAMPLER_NAMES:
+        function = getattr(k_diffusion, f"sample_{name}")
+        parameters = list(inspect.signature(function).parameters)
+        expected = ["model", "x", "sigma_min"] if name in ("dpm_fast", "dpm_adaptive") else ["model", "x", "sigmas"]
+        assert parameters[:3] == expected, name
+        assert {"extra_args", "callback", "disable"} <= set(parameters), name
+
+
+def test_wrappers_go_around_every_stage():
+    from comfy.patcher_extension import WrappersMP, add_wrapper_with_key
+
+    patcher = toy.patcher("eps").clone()
+    order: list[str] = []
+
+    def wrapper(stage: str):
+        def wrap(executor, *args, **kwargs):
+            order.append(stage)
+            return executor(*args, **kwargs)
+
+        return wrap
+
+    stages = [
+        WrappersMP.OUTER_SAMPLE,
+        WrappersMP.PREPARE_SAMPLING,
+        WrappersMP.SAMPLER_SAMPLE,
+        WrappersMP.PREDICT_NOISE,
+        WrappersMP.CALC_COND_BATCH,
+    ]
+    for stage in stages:
+        add_wrapper_with_key(stage, "test", wrapper(stage), patcher.model_options, is_model_options=True)
+    sigmas = schedule("eps", steps=2)
+    wrapped = run("eps", "euler", sigmas, patcher=patcher)
+    assert order == [*stages[:3], *stages[3:], *stages[3:]]
+    assert torch.equal(wrapped, run("eps", "euler", sigmas))
+
+
+def test_model_function_wrapper_sees_the_batch():
+    patcher = toy.patcher("eps").clone()
+    seen = []
+
+    def wrapper(apply_model, args):
+        seen.append((args["input"].shape[0], args["timestep"].shape[0], args["cond_or_uncond"]))
+        return apply_model(args["input"], args["timestep"], **args["c"])
+
+    patcher.model_options["model_function_wrapper"] = wrapper
+    sigmas = schedule("eps", steps=2)
+    assert torch.equal(run("eps", "euler", sigmas, patcher=patcher), run("eps", "euler", sigmas))
+    assert seen == [(2, 2, [1, 0])] * 2
+
+
+def test_low_memory_splits_the_batch(monkeypatch):
+    import comfy.model_management
+
+    sigmas = schedule("eps", steps=2)
+    usual = run("eps", "euler", sigmas)
+    monkeypatch.setattr(comfy.model_management, "get_free_memory", lambda *args, **kwargs: 300.0)
+    split = run("eps", "euler", sigmas)
+    assert [rows for _, rows, _ in toy.patcher("eps").model.calls] == [1, 1, 1, 1]
+    assert toy.difference(split, usual) <= 1e-5
