@@ -20,6 +20,7 @@ from torch import Tensor
 import comfy.model_management
 import comfy.utils
 from comfy import model_detection
+from comfy.lora import load_lora_for_models
 from comfy.model_base import WeightsMismatch
 from comfy.model_patcher import ModelPatcher
 from comfy.supported_models_base import ClipTarget
@@ -39,6 +40,7 @@ __all__ = [
     "load_clip",
     "load_diffusion_model",
     "load_diffusion_model_state_dict",
+    "load_lora_for_models",
     "load_state_dict_guess_config",
     "load_text_encoder_state_dicts",
     "load_unet",

@@ -28,6 +28,7 @@ if _COMPAT not in sys.path:
 CORE_FAMILIES = (
     "sampling",
     "loaders",
+    "lora",
     "conditioning",
     "vae",
     "latents",
