@@ -9,7 +9,7 @@ ARGS   ?=
 export PYTHONDONTWRITEBYTECODE ?=
 SUITES := SERVER_CMD="$(CURDIR)/$(BIN)/python main.py" SERVER_DIR="$(CURDIR)"
 
-.PHONY: run install test test-fast test-unit test-conformance lint format browser bench clean
+.PHONY: run install test test-fast test-unit test-conformance test-clients lint format browser bench clean
 
 run: $(VENV)/.installed
 	@$(BIN)/python main.py --demo $(ARGS)
@@ -40,6 +40,12 @@ test-conformance:
 # What a developer runs all day: no server processes, no browser, no long computations.
 test-fast: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -q -m "not slow and not gpu" --ignore=tests/conformance
+
+# Existing ComfyUI clients, each in an environment of its own: needs the registries, npm, curl and chromium.
+# CLIENTS='--only browser --envs /tmp/envs' runs some of them, and keeps the environments.
+CLIENTS ?=
+test-clients: $(VENV)/.installed-test
+	$(BIN)/python tests/clients/run.py $(CLIENTS)
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

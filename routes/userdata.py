@@ -29,8 +29,8 @@ TEXT_OR_REFUSED = Answer({"text/plain": TEXT, JSON: "Refused"})
 FAILURES = {
     400: "Refused",
     401: "Refused",
-    403: Answer({JSON: "Refused"}, "It leads out of the user's folder (empty), or is not permitted"),
-    404: Answer({JSON: "Refused"}, "There is no such file (empty, or an error)"),
+    403: Answer(description="It leads out of the user's folder (no body), or is not permitted"),
+    404: Answer(description="There is no such file; with or without a body"),
     409: TEXT_OR_REFUSED,
     507: "Refused",
 }
