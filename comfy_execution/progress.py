@@ -25,7 +25,7 @@ PREVIEW_WITH_METADATA = 4
 
 _FULL_STATE_LIMIT = 100  # nodes; up to here every progress_state holds all of them
 _FULL_STATE_SECONDS = 1.0  # beyond it the whole state goes out this often, changed nodes in between
-_UPDATE_SECONDS = 0.05  # least time between two thinned updates of a node
+_UPDATE_SECONDS = 0.05  # least time between two thinned updates of a node, and between two states of a large graph
 
 
 class NodeState(Enum):
@@ -169,6 +169,7 @@ class WebUIProgressHandler(ProgressHandler):
         self._shown: dict[str, dict[str, Any]] = {}  # what progress_state says; entries are replaced, never changed
         self._changed: set[str] = set()
         self._last_full = 0.0
+        self._last_sent = 0.0
         self._last_update: dict[str, float] = {}
         self._held_back = False
 
@@ -178,7 +179,7 @@ class WebUIProgressHandler(ProgressHandler):
     def start_handler(self, node_id: str, state: NodeProgressState, prompt_id: str) -> None:
         self._last_update.pop(node_id, None)
         self._show(node_id, state, prompt_id)
-        self._send_state(prompt_id)
+        self._send_soon(prompt_id)
 
     def update_handler(
         self,
@@ -202,7 +203,7 @@ class WebUIProgressHandler(ProgressHandler):
     def finish_handler(self, node_id: str, state: NodeProgressState, prompt_id: str) -> None:
         self._last_update.pop(node_id, None)
         self._show(node_id, state, prompt_id)
-        self._send_state(prompt_id)
+        self._send_soon(prompt_id)
 
     def reset(self) -> None:
         with self._lock:
@@ -231,20 +232,28 @@ class WebUIProgressHandler(ProgressHandler):
             self._shown[node_id] = shown
             self._changed.add(node_id)
 
+    def _send_soon(self, prompt_id: str) -> None:
+        """Send the state: at once for ordinary graphs; in large ones what comes in quick succession goes together."""
+        if len(self._shown) > _FULL_STATE_LIMIT and time.monotonic() - self._last_sent < _UPDATE_SECONDS:
+            self._send_later(prompt_id)
+        else:
+            self._send_state(prompt_id)
+
     def _send_state(self, prompt_id: str) -> None:
         sid = self.server_instance.client_id
         if sid is None:
             return
         with self._lock:
-            now = time.monotonic()
+            now = self._last_sent = time.monotonic()
             if len(self._shown) <= _FULL_STATE_LIMIT or now - self._last_full >= _FULL_STATE_SECONDS:
                 self._last_full = now
                 nodes = dict(self._shown)
             else:
                 nodes = {node_id: self._shown[node_id] for node_id in self._changed}
             self._changed = set()
-        if nodes:
-            self.server_instance.send_sync("progress_state", {"prompt_id": prompt_id, "nodes": nodes}, sid)
+            # Sent with the lock held: what a timer sends can then not overtake the end of the run.
+            if nodes:
+                self.server_instance.send_sync("progress_state", {"prompt_id": prompt_id, "nodes": nodes}, sid)
 
     def _is_too_soon(self, node_id: str) -> bool:
         last = self._last_update.get(node_id)

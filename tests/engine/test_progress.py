@@ -85,10 +85,25 @@ def test_large_graphs_send_what_changed(server, registry):
         registry.start_progress(str(index))
         registry.finish_progress(str(index))
     sizes = [len(nodes) for nodes in states(server)]
-    assert sizes[:4] == [1, 1, 2, 2] and max(sizes[202:]) < 150
-    assert sum(sizes[202:]) < 500
+    assert sizes[:4] == [1, 1, 2, 2] and sizes[:200] == [i // 2 + 1 for i in range(200)]
+    assert sum(sizes[200:]) < 300  # a node or two each time, not all of them
     registry.finish_run()
     assert len(states(server)[-1]) == 150
+    assert all(node["state"] == "finished" for node in states(server)[-1].values())
+
+
+def test_large_graphs_send_quick_changes_together(server, registry):
+    for index in range(150):
+        registry.finish_progress(str(index))
+    before = len(server.events)
+    handler = registry.handlers["webui"]
+    handler._last_sent = float("inf")  # as if something had been sent this instant
+    registry.start_progress("1")
+    registry.start_progress("2")
+    assert len(server.events) == before
+    handler._last_sent, handler._last_full = 0.0, float("inf")
+    registry.start_progress("3")
+    assert {"1", "2", "3"} <= set(states(server)[-1]) and len(states(server)[-1]) < 150
 
 
 def test_small_graphs_send_everything(server, registry):
