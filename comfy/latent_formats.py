@@ -188,12 +188,12 @@ class HunyuanImage21Refiner(LatentFormat):
     def process_in(self, latent: Tensor) -> Tensor:
         padded = torch.cat([latent[:, :, :1], latent], dim=2) * self.scale_factor
         batch, channels, frames, height, width = padded.shape
-        pairs = padded.view(batch, channels, frames // 2, 2, height, width)
+        pairs = padded.reshape(batch, channels, frames // 2, 2, height, width)
         return pairs.permute(0, 3, 1, 2, 4, 5).reshape(batch, channels * 2, frames // 2, height, width)
 
     def process_out(self, latent: Tensor) -> Tensor:
         batch, channels, pairs, height, width = latent.shape
-        halves = latent.view(batch, 2, channels // 2, pairs, height, width)
+        halves = latent.reshape(batch, 2, channels // 2, pairs, height, width)
         frames = halves.permute(0, 2, 3, 1, 4, 5).reshape(batch, channels // 2, pairs * 2, height, width)
         return frames[:, :, 1:] / self.scale_factor
 

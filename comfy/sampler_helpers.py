@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from comfy import patcher_extension
+from comfy.resize import reshape_mask
 from comfy.sampling.cond_prepare import Conds, convert_cond
-from comfy.sampling.masks import reshape_mask
 
 __all__ = [
     "cleanup_additional_models",
