@@ -6,6 +6,7 @@ latent format, and knows which of the conditioning's values its network takes.
 
 from __future__ import annotations
 
+import importlib
 import logging
 import math
 from collections.abc import Mapping
@@ -20,12 +21,25 @@ import comfy.ops
 import comfy.utils
 from comfy import patcher_extension
 from comfy.model_sampling import ModelType, model_sampling
-from comfy.models.unet import UNetConfig, UNetModel
 from comfy.patcher_extension import WrapperExecutor, WrappersMP
 
-__all__ = ["IP2P", "BaseModel", "ModelType", "SD15_instructpix2pix", "model_sampling"]
+__all__ = ["BaseModel", "MissingConditioning", "ModelType", "WeightsMismatch", "model_sampling"]
 
 log = logging.getLogger(__name__)
+
+# The classes of the families, by the module that has them: also attributes of this one.
+_FAMILIES = {
+    "comfy.denoisers.unet": (
+        "IP2P",
+        "SD15_instructpix2pix",
+        "SDXL",
+        "SDXL_instructpix2pix",
+        "SDXLRefiner",
+        "SD21UNCLIP",
+    ),
+    "comfy.denoisers.transformer": ("AuraFlow", "HiDream", "Lumina2", "PixArt", "QwenImage", "SD3"),
+    "comfy.denoisers.flux": ("Chroma", "Flux", "Flux2"),
+}
 
 # Activations a network keeps at its peak, in bytes per latent cell and byte of its number format, for
 # `memory_usage_factor` 1. Measured on the Stable Diffusion 1 UNet with fused attention.
@@ -39,10 +53,15 @@ class WeightsMismatch(ValueError):
     """A state dict lacks tensors the model needs, or has them in another shape."""
 
 
+class MissingConditioning(ValueError):
+    """A conditioning lacks a value that the model cannot do without."""
+
+
 class BaseModel(nn.Module):
     """A model whose network takes a latent, timesteps and a context sequence.
 
-    model_config: an entry of `comfy.supported_models` (network configuration, latent format, dtypes).
+    model_config: an entry of `comfy.supported_models` (network and its configuration, latent format, dtypes).
+    unet_model: a network class in place of the entry's, built from the configuration's values by name.
     """
 
     # Names of what is put beside the latent on the channel axis, in order; see `concat_cond`.
@@ -53,7 +72,7 @@ class BaseModel(nn.Module):
         model_config: Any,
         model_type: ModelType = ModelType.EPS,
         device: torch.device | str | None = None,
-        unet_model: type[nn.Module] = UNetModel,
+        unet_model: type[nn.Module] | None = None,
     ):
         super().__init__()
         self.model_config = model_config
@@ -70,13 +89,16 @@ class BaseModel(nn.Module):
         self.model_type = model_type
         self.model_sampling = model_sampling(model_config, model_type)
 
-    def build_network(self, network: type[nn.Module], unet_config: Mapping[str, Any], device: Any) -> nn.Module:
+    def build_network(self, network: type[nn.Module] | None, unet_config: Mapping[str, Any], device: Any) -> nn.Module:
         """The network, its weights not yet set."""
         dtype = unet_config.get("dtype")
         operations = self.model_config.custom_operations
         if operations is None:
             operations = comfy.ops.pick_operations(dtype, self.manual_cast_dtype)
-        return network(UNetConfig.from_dict(unet_config), dtype=dtype, device=device, operations=operations)
+        if network is not None:
+            return network(**unet_config, device=device, operations=operations)
+        module, config = self.model_config.network
+        return module(config.from_dict(unet_config), dtype=dtype, device=device, operations=operations)
 
     # --- one evaluation
 
@@ -267,25 +289,6 @@ class BaseModel(nn.Module):
         return out
 
 
-class IP2P:
-    """InstructPix2Pix (Brooks et al. 2023): the latent of the picture to edit goes beside the noisy one."""
-
-    def concat_cond(self, **kwargs: Any) -> Tensor:
-        noise, device = kwargs["noise"], kwargs["device"]
-        image = kwargs.get("concat_latent_image")
-        if image is None:
-            return torch.zeros_like(noise)
-        image = self._fitted(image.to(device), noise)
-        return self.process_ip2p_image_in(image)
-
-
-class SD15_instructpix2pix(IP2P, BaseModel):
-    """Stable Diffusion 1.5 with 8 input channels; the picture's latent is not scaled."""
-
-    def process_ip2p_image_in(self, image: Tensor) -> Tensor:
-        return image
-
-
 def _cast_floats(value: Any, device: torch.device, dtype: torch.dtype) -> Any:
     """Floating-point tensors (also in lists) in the dtype of computing; integers keep theirs."""
     if isinstance(value, Tensor):
@@ -324,3 +327,11 @@ def load_assigned(module: nn.Module, sd: Mapping[str, Tensor], name: str, assign
     if unexpected:
         log.info("%s: %d tensors of the file are not used, such as %s", name, len(unexpected), unexpected[0])
     return unexpected
+
+
+def __getattr__(name: str) -> Any:
+    """The families' classes, which are built on this module and so cannot be imported before it."""
+    for module, names in _FAMILIES.items():
+        if name in names:
+            return getattr(importlib.import_module(module), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

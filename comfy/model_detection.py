@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from comfy.models import unet
+from comfy.models import auraflow, chroma, flux, flux2, hidream, lumina2, mmdit, pixart, qwen_image, unet
 
 Detector = Callable[[Mapping[str, Tensor], str], dict[str, Any] | None]
 
@@ -52,15 +52,65 @@ def detect_sd_unet(state_dict: Mapping[str, Tensor], prefix: str) -> dict[str, A
         return None
     if f"{prefix}input_blocks.1.0.in_layers.0.weight" not in state_dict:
         return None
-    # Video UNets put time layers into the same frame.
-    if any(".time_stack." in k for k in state_dict):
+    # Video UNets put time layers into the same frame; the x4 upscaler is told its noise level by a table.
+    if f"{prefix}label_emb.weight" in state_dict or any(".time_stack." in k for k in state_dict):
         return None
-    config = dataclasses.asdict(unet.config_from_state_dict(state_dict, prefix))
-    listed = {k: list(v) if isinstance(v, tuple) else v for k, v in config.items()}
-    return {"image_model": "unet", **listed}
+    return _as_dict("unet", unet.config_from_state_dict(state_dict, prefix))
 
 
-detectors: list[Detector] = [detect_sd_unet]
+def _as_dict(image_model: str, config: Any) -> dict[str, Any]:
+    listed = {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(config).items()}
+    return {"image_model": image_model, **listed}
+
+
+def transformer_detector(
+    image_model: str,
+    architecture: Any,
+    marks: Iterable[str],
+    without: Iterable[str] = (),
+    overrides: Callable[[Mapping[str, Tensor], str], dict[str, Any]] | None = None,
+) -> Detector:
+    """A detector of networks that have all of the tensors `marks` and none of `without`.
+
+    architecture: module of comfy/models whose `config_from_state_dict` reads the shapes; overrides: what shapes do not
+    tell, from the tensors.
+    """
+    needed, excluded = tuple(marks), tuple(without)
+
+    def detect(state_dict: Mapping[str, Tensor], prefix: str) -> dict[str, Any] | None:
+        if any(prefix + mark not in state_dict for mark in needed):
+            return None
+        if any(prefix + mark in state_dict for mark in excluded):
+            return None
+        facts = overrides(state_dict, prefix) if overrides else {}
+        return _as_dict(image_model, architecture.config_from_state_dict(state_dict, prefix, **facts))
+
+    return detect
+
+
+# Kontext, Redux and others give all networks of this frame the same tensors; video ones refine the text first.
+_FLUX_FRAME = ("double_blocks.0.img_attn.qkv.weight", "img_in.weight", "txt_in.weight", "final_layer.linear.weight")
+
+detectors: list[Detector] = [
+    detect_sd_unet,
+    transformer_detector("mmdit", mmdit, ["joint_blocks.0.context_block.attn.qkv.weight", "pos_embed"]),
+    transformer_detector("auraflow", auraflow, ["cond_seq_linear.weight", "positional_encoding"]),
+    transformer_detector(
+        "pixart_sigma",
+        pixart,
+        ["blocks.0.cross_attn.kv_linear.weight", "t_block.1.weight", "y_embedder.y_embedding"],
+        # PixArt-alpha is told size and aspect ratio.
+        without=["csize_embedder.mlp.0.weight"],
+    ),
+    transformer_detector("chroma", chroma, [*_FLUX_FRAME, "distilled_guidance_layer.in_proj.weight"]),
+    transformer_detector("flux2", flux2, [*_FLUX_FRAME, "double_stream_modulation_img.lin.weight"]),
+    transformer_detector("flux", flux, [*_FLUX_FRAME, "double_blocks.0.img_mod.lin.weight"]),
+    transformer_detector("lumina2", lumina2, ["cap_embedder.1.weight", "noise_refiner.0.attention.qkv.weight"]),
+    transformer_detector("qwen_image", qwen_image, ["txt_norm.weight", "transformer_blocks.0.img_mod.1.weight"]),
+    transformer_detector(
+        "hidream", hidream, ["caption_projection.0.linear.weight", "p_embedder.pooled_embedder.linear_1.weight"]
+    ),
+]
 
 
 def detect_unet_config(

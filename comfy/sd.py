@@ -24,7 +24,7 @@ from comfy.lora import load_lora_for_models
 from comfy.model_base import WeightsMismatch
 from comfy.model_patcher import ModelPatcher
 from comfy.supported_models_base import ClipTarget
-from comfy.text_encoders import sd1
+from comfy.text_encoders import families
 from comfy.text_encoders.clip_handle import CLIP
 from comfy.vae.vae import VAE, InvalidVAE
 from comfy.weights import WeightsFileError
@@ -130,6 +130,7 @@ def load_checkpoint_guess_config(
             model_options,
             te_model_options=te_model_options,
             metadata=metadata,
+            folders=[os.path.dirname(ckpt_path)],
         )
     except (WeightsMismatch, KeyError) as e:
         raise UnknownModelError(ckpt_path, os.path.getsize(ckpt_path), f"its tensors do not fit: {e}") from e
@@ -168,8 +169,12 @@ def load_state_dict_guess_config(
     te_model_options: Mapping[str, Any] | None = None,
     metadata: Mapping[str, str] | None = None,
     disable_dynamic: bool = False,
+    folders: Sequence[str] = (),
 ) -> tuple[ModelPatcher | None, CLIP | None, VAE | None, Any] | None:
-    """As `load_checkpoint_guess_config` from tensors (those used are taken out of `sd`); None if unknown."""
+    """As `load_checkpoint_guess_config` from tensors (those used are taken out of `sd`); None if unknown.
+
+    folders: where to look for vocabularies that the tensors do not bring along.
+    """
     prefix = model_detection.unet_prefix_from_state_dict(sd)
     model_config = model_detection.model_config_from_unet(sd, prefix, metadata=metadata)
     if model_config is None:
@@ -189,15 +194,15 @@ def load_state_dict_guess_config(
     if output_clip:
         clip_sd = model_config.process_clip_state_dict(sd)
         target = model_config.clip_target(clip_sd)
+        missing = [n for n in model_config.text_encoders if not any(k.startswith(f"{n}.") for k in clip_sd)]
         if not clip_sd:
             log.warning("the checkpoint holds no text encoder")
-        elif target is not None:
-            clip = CLIP(
-                target,
-                embedding_directory=embedding_directory,
-                state_dict=clip_sd,
-                model_options=te_model_options,
-            )
+        elif target is None:
+            log.warning("text encoders of %s cannot be used yet", type(model_config).__name__)
+        elif missing:
+            log.warning("the checkpoint lacks the text encoder %s; the others are not loaded", " and ".join(missing))
+        else:
+            clip = _text_side(target, clip_sd, embedding_directory, te_model_options, folders)
     if sd:
         log.debug("%d tensors of the checkpoint are not used, such as %s", len(sd), next(iter(sd)))
     return model, clip, vae, None
@@ -287,10 +292,22 @@ def load_clip(
 ) -> CLIP:
     """A text side from the files of its encoders. Raises WeightsFileError or UnknownModelError."""
     state_dicts = [comfy.utils.load_torch_file(path) for path in ckpt_paths]
-    clip = load_text_encoder_state_dicts(state_dicts, embedding_directory, clip_type, model_options)
+    folders = list(dict.fromkeys(os.path.dirname(path) for path in ckpt_paths))
+    kinds = [families.recognise(sd) for sd in state_dicts]
+    for path, sd, kind in zip(ckpt_paths, state_dicts, kinds):
+        if kind is None:
+            cause = f"it is no text encoder known here for {clip_type.name.lower()} ({_guess_what(sd, 'text encoder')})"
+            raise UnknownModelError(path, os.path.getsize(path), cause)
+    path = ckpt_paths[0]
+    try:
+        clip = load_text_encoder_state_dicts(
+            state_dicts, embedding_directory, clip_type, model_options, folders=folders
+        )
+    except (WeightsMismatch, KeyError) as e:
+        raise UnknownModelError(path, os.path.getsize(path), f"its tensors do not fit: {e}") from e
     if clip is None:
-        path = ckpt_paths[0]
-        cause = f"it is no text encoder known here for {clip_type.name.lower()}"
+        names = " and ".join(kind.name for kind in kinds)
+        cause = f"no text side known here for {clip_type.name.lower()} is made of {names}"
         raise UnknownModelError(path, os.path.getsize(path), cause)
     return clip
 
@@ -300,14 +317,45 @@ def load_text_encoder_state_dicts(
     embedding_directory: str | Sequence[str] | None = None,
     clip_type: CLIPType = CLIPType.STABLE_DIFFUSION,
     model_options: Mapping[str, Any] | None = None,
+    disable_dynamic: bool = False,
+    folders: Sequence[str] = (),
 ) -> CLIP | None:
-    """A text side from tensors; None if they are of no encoder known here."""
-    if len(state_dicts) != 1 or not sd1.is_clip_l(state_dicts[0]):
+    """A text side from tensors; None if they are of no encoder known here, or of none for that type.
+
+    folders: where to look for vocabularies that the tensors do not bring along.
+    """
+    files = [families.recognise(sd) for sd in state_dicts]
+    if not files or None in files:
         return None
+    target = families.text_side([file.name for file in files], clip_type.name.lower())
+    if target is None:
+        return None
+    tensors = {k: v for file in files for k, v in file.tensors.items()}
+    tensors.update({k: v for sd in state_dicts for k, v in sd.items() if k.endswith(VOCABULARY_KEY)})
+    return _text_side(target, tensors, embedding_directory, model_options, folders)
+
+
+# A vocabulary inside a weights file, as bytes.
+VOCABULARY_KEY = "spiece_model"
+
+
+def _text_side(
+    target: ClipTarget,
+    sd: dict[str, Tensor],
+    embedding_directory: str | Sequence[str] | None,
+    model_options: Mapping[str, Any] | None,
+    folders: Sequence[str],
+) -> CLIP:
+    """The text side `target` of tensors named as its model names them."""
+    embedded = [sd.pop(k) for k in [k for k in sd if k.endswith(VOCABULARY_KEY)]]
+    data = {"folders": list(folders), "with_t5": any(k.startswith("t5xxl.") for k in sd)}
+    if embedded:
+        data["spiece_model"] = embedded[0]
     return CLIP(
-        ClipTarget(sd1.SD1Tokenizer, sd1.build),
+        target,
         embedding_directory=embedding_directory,
-        state_dict=sd1.encoder_file_to_model(state_dicts[0]),
+        tokenizer_data=data,
+        state_dict=sd,
         model_options=model_options,
     )
 
@@ -331,8 +379,8 @@ def save_checkpoint(
     comfy.utils.save_torch_file(sd, output_path, metadata=metadata)
 
 
-def _guess_what(sd: Mapping[str, Tensor]) -> str:
-    """Why tensors that are no known diffusion model may have been taken for one."""
+def _guess_what(sd: Mapping[str, Tensor], expected: str = "diffusion model") -> str:
+    """Why tensors that are no known diffusion model (or text encoder) may have been taken for one."""
     keys = list(sd)
     if not keys:
         return "it holds no tensors"
@@ -345,5 +393,5 @@ def _guess_what(sd: Mapping[str, Tensor]) -> str:
     )
     for name, marks in kinds:
         if any(mark in key for key in keys for mark in marks):
-            return f"it looks like {name}, not like a diffusion model ({len(keys)} tensors, such as {keys[0]})"
-    return f"no diffusion model known here has its tensors ({len(keys)} of them, such as {keys[0]})"
+            return f"it looks like {name}, not like a known {expected} ({len(keys)} tensors, such as {keys[0]})"
+    return f"no {expected} known here has its tensors ({len(keys)} of them, such as {keys[0]})"

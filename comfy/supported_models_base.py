@@ -6,12 +6,20 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import comfy.latent_formats
 import comfy.model_base
 import comfy.utils
 from comfy.model_sampling import ModelType
+from comfy.models.unet import UNetConfig, UNetModel
+
+
+class Network(NamedTuple):
+    """A network class of comfy/models and the dataclass that describes its shape (with `from_dict`)."""
+
+    module: type[nn.Module]
+    config: Any
 
 
 class ClipTarget(NamedTuple):
@@ -29,9 +37,10 @@ class BASE:
     """One family. Class attributes are facts about it; an instance is one checkpoint's configuration.
 
     unet_config: what the detected configuration of the network must contain for a checkpoint to be of this
-    family. required_keys: keys of the file that must be there too (name -> None) or must not (name ->
-    absent).
+    family. required_keys: keys of the file that must be there too. unet_extra_config: what shapes do not tell.
     """
+
+    network: Network = Network(UNetModel, UNetConfig)
 
     unet_config: dict[str, Any] = {}
     unet_extra_config: dict[str, Any] = {}
@@ -45,6 +54,8 @@ class BASE:
 
     vae_key_prefix: tuple[str, ...] = ("first_stage_model.",)
     text_encoder_key_prefix: tuple[str, ...] = ("cond_stage_model.",)
+    # Encoders without which a checkpoint's text side cannot work.
+    text_encoders: tuple[str, ...] = ()
     unet_key_prefix: str = "model.diffusion_model."
 
     manual_cast_dtype: torch.dtype | None = None

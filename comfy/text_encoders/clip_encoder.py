@@ -132,25 +132,31 @@ class SDClipModel(nn.Module):
         return cond.to(device), None if pooled is None else pooled.to(device)
 
     def _embed(self, rows: Sequence[Sequence[Token]]) -> tuple[Tensor, Tensor]:
-        """Embeddings [rows, length, width] and the place of the first end token in each row.
+        return embed_rows(self.transformer, rows, self.transformer.config.hidden_size, self.special_tokens)
 
-        Vectors take the place of a token; one of the wrong width is left out, and the row filled up behind.
-        """
-        width = self.transformer.config.hidden_size
-        device = self.transformer.get_input_embeddings().weight.device
-        fill, end = self.special_tokens["pad"], self.special_tokens.get("end")
-        ids, ends, vectors = [], [], []
-        for number, row in enumerate(rows):
-            kept = [t for t in row if isinstance(t, int) or t.shape[-1] == width]
-            if len(kept) < len(row):
-                log.warning("a textual inversion of another width than %d was left out of the prompt", width)
-            vectors += [(number, i, t) for i, t in enumerate(kept) if not isinstance(t, int)]
-            kept += [fill] * (len(row) - len(kept))
-            row_ids = [t if isinstance(t, int) else fill for t in kept]
-            only_ids = [t if isinstance(t, int) else None for t in kept]
-            ids.append(row_ids)
-            ends.append(only_ids.index(end) if end in only_ids else len(kept) - 1)
-        embeds = self.transformer.embed(torch.tensor(ids, device=device))
-        for number, i, vector in vectors:
-            embeds[number, i] = vector.to(device=device, dtype=embeds.dtype)
-        return embeds, torch.tensor(ends, device=device)
+
+def embed_rows(
+    transformer: nn.Module, rows: Sequence[Sequence[Token]], width: int, special_tokens: Mapping[str, int]
+) -> tuple[Tensor, Tensor]:
+    """Embeddings [rows, length, width] of equally long rows, and the place of the first end token in each (of the last
+    token where there is none).
+
+    Vectors take the place of a token; one of the wrong width is left out, and the row filled up behind.
+    """
+    device = transformer.get_input_embeddings().weight.device
+    fill, end = special_tokens["pad"], special_tokens.get("end")
+    ids, ends, vectors = [], [], []
+    for number, row in enumerate(rows):
+        kept = [t for t in row if isinstance(t, int) or t.shape[-1] == width]
+        if len(kept) < len(row):
+            log.warning("a textual inversion of another width than %d was left out of the prompt", width)
+        vectors += [(number, i, t) for i, t in enumerate(kept) if not isinstance(t, int)]
+        kept += [fill] * (len(row) - len(kept))
+        row_ids = [t if isinstance(t, int) else fill for t in kept]
+        only_ids = [t if isinstance(t, int) else None for t in kept]
+        ids.append(row_ids)
+        ends.append(only_ids.index(end) if end in only_ids else len(kept) - 1)
+    embeds = transformer.embed(torch.tensor(ids, device=device))
+    for number, i, vector in vectors:
+        embeds[number, i] = vector.to(device=device, dtype=embeds.dtype)
+    return embeds, torch.tensor(ends, device=device)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 _BLOCK = re.compile(
     r"transformer\.resblocks\.(\d+)\.(.+)\.(weight|bias)$|transformer\.resblocks\.(\d+)\.attn\.in_proj_(weight|bias)$"
 )
+_OWN_BLOCK = re.compile(r"text_model\.encoder\.layers\.(\d+)\.(.+)\.(weight|bias)$")
 _LAYERS = {
     "ln_1": "layer_norm1",
     "ln_2": "layer_norm2",
@@ -56,4 +58,25 @@ def to_text_model(sd: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tenso
                     out[f"text_model.encoder.layers.{match[4]}.self_attn.{part}_proj.{match[5]}"] = piece
             elif match[2] in _LAYERS:
                 out[f"text_model.encoder.layers.{match[1]}.{_LAYERS[match[2]]}.{match[3]}"] = value
+    return out
+
+
+def from_text_model(sd: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The inverse of `to_text_model`, for writing checkpoints."""
+    layers = {own: other for other, own in _LAYERS.items()}
+    rest = {own: other for other, own in _REST.items()}
+    out: dict[str, Tensor] = {}
+    for key, value in sd.items():
+        if key == "text_projection.weight":
+            out["text_projection"] = value.transpose(0, 1).contiguous()
+        elif key in rest:
+            out[rest[key]] = value
+        elif match := _OWN_BLOCK.match(key):
+            number, layer, kind = match.groups()
+            block = f"transformer.resblocks.{number}"
+            if layer in layers:
+                out[f"{block}.{layers[layer]}.{kind}"] = value
+            elif layer == "self_attn.q_proj":
+                parts = (sd[key.replace("q_proj", f"{part}_proj")] for part in "qkv")
+                out[f"{block}.attn.in_proj_{kind}"] = torch.cat(list(parts))
     return out

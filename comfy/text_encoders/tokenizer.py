@@ -68,12 +68,13 @@ class SDTokenizer:
         segments and embeddings from 1, special tokens have 0.
 
         tokenizer_options: `<embedding key>_min_length` and `<embedding key>_min_padding` override the length
-        rules.
+        rules. disable_weights (keyword): brackets are text like any other.
         """
         options = tokenizer_options or {}
         min_length = options.get(f"{self.embedding_key}_min_length", self.min_length)
         min_padding = options.get(f"{self.embedding_key}_min_padding")
-        chunks = self._chunks(self._groups(text))
+        segments = [(text, 1.0)] if kwargs.get("disable_weights") else parse_prompt(text)
+        chunks = self._chunks(self._groups(segments))
         for chunk in chunks:
             if self.pad_to_max_length:
                 self._pad(chunk, self.max_length)
@@ -84,14 +85,14 @@ class SDTokenizer:
             return chunks
         return [[(token, weight) for token, weight, _ in chunk] for chunk in chunks]
 
-    def _groups(self, text: str) -> list[list[tuple[Token, float]]]:
+    def _groups(self, segments: Sequence[tuple[str, float]]) -> list[list[tuple[Token, float]]]:
         """Runs of tokens that belong together: a stretch of text, or the vectors of one embedding."""
         groups: list[list[tuple[Token, float]]] = []
 
         def add(tokens: Sequence[Token], weight: float) -> None:
             groups.append([(token, weight) for token in tokens])
 
-        for segment, weight in parse_prompt(text):
+        for segment, weight in segments:
             start = 0
             for match in _EMBEDDING.finditer(segment):
                 if before := segment[start : match.start()].strip():

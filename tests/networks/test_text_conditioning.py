@@ -10,8 +10,10 @@ import torch
 from safetensors.torch import load_file
 
 import comfy.sd
+from comfy.supported_models import SD15
 from comfy.supported_models_base import ClipTarget
 from comfy.text_encoders import sd1
+from comfy.text_encoders.checkpoint_layouts import take_encoders
 from comfy.text_encoders.clip import CLIPTextConfig, config_from_state_dict
 from comfy.text_encoders.clip_encoder import SDClipModel, encode_weighted
 from tests.networks.golden import LIMIT, Golden, error
@@ -130,12 +132,13 @@ def test_weighting_and_layers(golden, model, prompt):
 
 
 def test_oldest_checkpoints_lack_a_level():
-    sd = sd1.checkpoint_to_model(
+    sd = take_encoders(
         {
-            "transformer.embeddings.position_ids": torch.arange(77),
-            "transformer.encoder.layers.0.layer_norm1.weight": torch.ones(2),
-            "transformer.text_model.final_layer_norm.bias": torch.ones(2),
-        }
+            "cond_stage_model.transformer.embeddings.position_ids": torch.arange(77),
+            "cond_stage_model.transformer.encoder.layers.0.layer_norm1.weight": torch.ones(2),
+            "cond_stage_model.transformer.text_model.final_layer_norm.bias": torch.ones(2),
+        },
+        SD15.encoders,
     )
     assert sorted(sd) == [
         "clip_l.transformer.text_model.encoder.layers.0.layer_norm1.weight",

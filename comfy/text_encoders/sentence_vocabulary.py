@@ -1,0 +1,128 @@
+"""Vocabularies of T5-like encoders (SentencePiece, Kudo & Richardson 2018), which checkpoints rarely carry.
+
+Looked for in this order: in the weights file itself (a tensor `spiece_model`), next to the weights, below
+models/tokenizers/<name>/, and then downloaded once from the model hub into that folder.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from torch import Tensor
+
+import folder_paths
+from comfy.text_encoders.clip_vocabulary import MissingVocabularyError
+
+log = logging.getLogger(__name__)
+
+Encode = Callable[[str], list[int]]
+# File names, in order of preference: of the `tokenizers` library, of SentencePiece.
+TOKENIZER_FILES = ("tokenizer.json", "spiece.model", "tokenizer.model")
+# Seconds to wait for the hub's answer.
+HUB_TIMEOUT = 10
+
+
+class Source(NamedTuple):
+    """A vocabulary: what it is for, its repository on the hub, the file to get from there, and how many pieces it has
+    (a file beside the weights may be another encoder's)."""
+
+    label: str
+    repository: str
+    file: str
+    pieces: int
+
+
+SOURCES = {
+    "t5": Source("T5", "google/t5-v1_1-xxl", "spiece.model", 32000),
+    "pile_t5": Source("Pile-T5", "EleutherAI/pile-t5-xl", "tokenizer.model", 32000),
+    "umt5": Source("UMT5", "google/umt5-xxl", "spiece.model", 256000),
+}
+# T5's file counts 100 placeholders too; encoders round their tables up.
+PIECES_MARGIN = 400
+
+
+class Vocabulary:
+    """The vocabulary called `name`, found and read when it is first used.
+
+    embedded: SentencePiece's file as a tensor of bytes; folders: where the encoder's weights are.
+    """
+
+    def __init__(self, name: str, embedded: Tensor | None = None, folders: Sequence[Path] = ()):
+        self.name = name
+        self.embedded = embedded
+        self.folders = list(folders)
+        self._encode: Encode | None = None
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of the pieces of `text`, without an end token. Raises MissingVocabularyError."""
+        if self._encode is None:
+            self._encode = self._find()
+        return self._encode(text)
+
+    def _find(self) -> Encode:
+        source = SOURCES[self.name]
+        if self.embedded is not None:
+            return sentencepiece_encoder(self.embedded.cpu().numpy().tobytes())
+        own = Path(folder_paths.models_dir) / "tokenizers" / self.name
+        for folder in [*(f / self.name for f in self.folders), *self.folders, own]:
+            for name in TOKENIZER_FILES:
+                if (found := _read(folder / name, source)) is not None:
+                    return found
+        try:
+            downloaded = download(source, own)
+        except Exception as error:
+            raise MissingVocabularyError(
+                source.label,
+                " or ".join(TOKENIZER_FILES[:2]),
+                [*map(str, self.folders), str(own), f"the hub's {source.repository} ({error})"],
+                f"Put the file {source.file} of {source.repository} into {own}.",
+            ) from error
+        found = _read(downloaded, source)
+        if found is None:
+            raise MissingVocabularyError(source.label, source.file, [str(downloaded)], "It is another vocabulary.")
+        return found
+
+
+def download(source: Source, folder: Path) -> Path:
+    """Fetch the file of `source` into `folder`; raises the hub client's errors."""
+    import huggingface_hub
+
+    log.info("fetching the vocabulary of %s from %s", source.label, source.repository)
+    path = huggingface_hub.hf_hub_download(source.repository, source.file, local_dir=folder, etag_timeout=HUB_TIMEOUT)
+    return Path(path)
+
+
+def _read(path: Path, source: Source) -> Encode | None:
+    """The encoder of a file; None if there is no such file or it is of another vocabulary."""
+    if not path.is_file():
+        return None
+    if path.suffix == ".json":
+        import tokenizers
+
+        tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        pieces, encode = tokenizer.get_vocab_size(), _library_encoder(tokenizer)
+    else:
+        processor = _processor(path.read_bytes())
+        pieces, encode = processor.get_piece_size(), processor.encode
+    if abs(pieces - source.pieces) > PIECES_MARGIN:
+        log.debug("%s has %d pieces and is not the vocabulary of %s", path, pieces, source.label)
+        return None
+    return encode
+
+
+def _library_encoder(tokenizer) -> Encode:
+    return lambda text: tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def sentencepiece_encoder(model: bytes) -> Encode:
+    """The encoder of a SentencePiece file."""
+    return _processor(model).encode
+
+
+def _processor(model: bytes):
+    import sentencepiece
+
+    return sentencepiece.SentencePieceProcessor(model_proto=model)
