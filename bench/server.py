@@ -80,16 +80,18 @@ class Server:
             self.process = subprocess.Popen([*command, "--base-directory", str(base)], stdout=log, stderr=log)
         self.usage = psutil.Process(self.process.pid)
         self.connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
+
+    def wait_until_ready(self) -> None:
+        """Wait for the nodes. Raises RuntimeError."""
         deadline = time.monotonic() + PATIENCE
-        while True:
+        while self.process.poll() is None and time.monotonic() < deadline:
             try:
                 self.get("/object_info/BenchWait")
-                break
+                return
             except OSError:
                 self.connection.close()
-                if time.monotonic() > deadline or self.process.poll() is not None:
-                    raise RuntimeError(self.log.read_text(errors="replace")[-3000:]) from None
                 time.sleep(0.1)
+        raise RuntimeError(self.log.read_text(errors="replace")[-3000:])
 
     def request(self, method: str, path: str, body: object = None, **headers: str) -> tuple[int, bytes, dict[str, str]]:
         """(status, body, headers) of a request."""
@@ -307,6 +309,7 @@ def main() -> int:
         base = Path(folder)
         server = Server(base)
         try:
+            server.wait_until_ready()
             for measure in (progress, encodings, long_queue, lambda s: definitions(s, base)):
                 figures += measure(server)
         finally:

@@ -49,7 +49,8 @@ class Client:
     """One client and how to run it.
 
     packages: what pip installs; the first is the client itself. npm: the npm package whose version is reported.
-    front_end: the version of the front end to serve, "" for the newest on the registry, None for whatever the server has.
+    preload: modules imported before the script starts.
+    front_end: the version of the front end to serve, "" for the newest on the registry, None for what the server has.
     """
 
     name: str
@@ -58,7 +59,18 @@ class Client:
     npm: str | None = None
     front_end: str | None = None
     env: dict[str, str] = field(default_factory=dict)
+    preload: tuple[str, ...] = ()
 
+
+# Runs a script as `python SCRIPT` would, with some modules imported already: PRELOADED MODULES SCRIPT ARGUMENTS.
+PRELOADED = """
+import importlib, os, runpy, sys
+for module in sys.argv.pop(1).split(","):
+    importlib.import_module(module)
+del sys.argv[0]
+sys.path[0] = os.path.dirname(sys.argv[0])
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 PYTHON = (
     Client("urllib + websocket-client", "python_raw_ws.py", ("websocket-client",)),
@@ -66,8 +78,9 @@ PYTHON = (
     Client("curl", "curl_oneliners.sh", env={"BROKEN_JSON_STATUS": "400"}),
     Client("comfy-cli", "python_comfy_cli.py", ("comfy-cli==1.23.0",)),
     Client("comfy-sdk + proxy", "python_comfy_sdk.py", ("comfy-sdk==0.5.0", "comfy-api-proxy==0.1.6")),
-    # Its progress bars need tqdm, which its extra does not ask for.
-    Client("comfy-script", "python_comfy_script.py", ("comfy-script[client]==0.6.1", "tqdm")),
+    # Its extra does not ask for tqdm, which it imports in the thread of its WebSocket before it connects. Nothing waits
+    # for that thread, and a prompt of milliseconds can end before it listens, on any server: hence the preload.
+    Client("comfy-script", "python_comfy_script.py", ("comfy-script[client]==0.6.1", "tqdm"), preload=("tqdm.auto",)),
     Client("comfy-api-simplified", "python_comfy_api_simplified.py", ("comfy-api-simplified==1.6.0",)),
     Client("comfyui-utils", "python_comfyui_utils.py", ("comfyui-utils==0.0.1",)),
     Client("comfy-toolkit", "python_comfy_toolkit.py", ("comfy-toolkit==0.1.0", "websocket-client")),
@@ -208,7 +221,8 @@ def prepare(client: Client, envs: Environments) -> tuple[list[str], str]:
         return ["sh", str(HERE / client.script)], quiet("curl", "--version").split()[1]
     interpreter = envs.python(client)
     versions = [version_of(p, interpreter) for p in client.packages]
-    return [str(interpreter), str(HERE / client.script)], " + ".join(versions)
+    start = ["-c", PRELOADED, ",".join(client.preload)] if client.preload else []
+    return [str(interpreter), *start, str(HERE / client.script)], " + ".join(versions)
 
 
 def run(client: Client, command: list[str], version: str, url: str, artifacts: Path) -> Outcome:
