@@ -1,9 +1,9 @@
 """Which weight of a model a name in a LoRA file means.
 
-Trainers name layers by their own conventions: kohya-ss scripts (`lora_unet_...`, `lora_te...` with underscores), PEFT and
-diffusers (`transformer....`, `text_encoder....`), LyCORIS, OneTrainer (`lora_transformer_...`), or by the model's own
-names. The tables here hold all of them side by side: name -> weight, or (weight, (dim, start, length)) for a part of a
-fused weight, or (weight, None, function) where the change has to be turned.
+Trainers name layers by their own conventions: kohya-ss scripts (`lora_unet_...`, `lora_te...` with underscores), PEFT
+and diffusers (`transformer....`, `text_encoder....`), LyCORIS, OneTrainer (`lora_transformer_...`), or by the model's
+own names. The tables here hold all of them side by side: name -> weight, or (weight, (dim, start, length)) for a part
+of a fused weight, or (weight, None, function) where the change has to be turned.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ layouts.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -97,6 +98,52 @@ def _unet_block_prefixes(shapes: Shapes) -> dict[str, str]:
         if upsampler is not None:
             out[f"{block}.{upsampler}"] = f"up_blocks.{level}.upsamplers.0"
             level, place = level + 1, 0
+    return out
+
+
+def unet_encoder_own_names(names: Iterable[str]) -> dict[str, str]:
+    """{diffusers name: own name} of a UNet's encoder, for those of `names` that are part of one."""
+    names = list(names)
+    prefixes = _encoder_prefixes(names)
+    ends = {other: own for own, others in _UNET_ENDS.items() for other in others}
+    parts = {other: own for own, other in _UNET_PARTS.items()}
+    out = {}
+    for name in names:
+        layer, _, kind = name.rpartition(".")
+        prefix = ".".join(name.split(".")[: 3 if name.startswith("mid_block.") else 4])
+        if layer in ends:
+            out[name] = f"{ends[layer]}.{kind}"
+        elif prefix in prefixes:
+            rest = layer.removeprefix(prefix + ".")
+            # Only residual blocks and samplers call their layers otherwise.
+            rest = rest if ".attentions." in prefix else parts[rest]
+            out[name] = f"{prefixes[prefix]}.{rest}.{kind}"
+    return out
+
+
+def _encoder_prefixes(names: Iterable[str]) -> dict[str, str]:
+    """diffusers prefix -> own prefix, counted up over levels, blocks and samplers."""
+    blocks: dict[int, int] = {}
+    samplers = set()
+    for name in names:
+        if match := re.match(r"down_blocks\.(\d+)\.resnets\.(\d+)\.", name):
+            blocks[int(match[1])] = max(blocks.get(int(match[1]), 0), int(match[2]) + 1)
+        elif match := re.match(r"down_blocks\.(\d+)\.downsamplers\.", name):
+            samplers.add(int(match[1]))
+    out = {
+        "mid_block.resnets.0": "middle_block.0",
+        "mid_block.attentions.0": "middle_block.1",
+        "mid_block.resnets.1": "middle_block.2",
+    }
+    number = 1
+    for level in sorted(blocks):
+        for place in range(blocks[level]):
+            out[f"down_blocks.{level}.resnets.{place}"] = f"input_blocks.{number}.0"
+            out[f"down_blocks.{level}.attentions.{place}"] = f"input_blocks.{number}.1"
+            number += 1
+        if level in samplers:
+            out[f"down_blocks.{level}.downsamplers.0"] = f"input_blocks.{number}.0"
+            number += 1
     return out
 
 
@@ -310,7 +357,7 @@ def lumina_names(shapes: Shapes) -> dict[str, Place]:
             if key.startswith(end):
                 name = f"all_{end}2-1.{key.removeprefix(end)}"
         if ".attention.qkv." in key:
-            layer, kind = key.rsplit(".", 1)
+            layer = key.rpartition(".")[0]
             prefix = layer.removesuffix("qkv")
             _fused(out, shapes, layer, [f"{prefix}to_{x}" for x in THIRDS])
         else:

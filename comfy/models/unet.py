@@ -69,9 +69,11 @@ class UNetConfig:
         return heads, channels // heads
 
 
-def config_from_state_dict(sd: Mapping[str, Tensor], prefix: str = "", **overrides: Any) -> UNetConfig:
+def config_from_state_dict(
+    sd: Mapping[str, Tensor], prefix: str = "", encoder_only: bool = False, **overrides: Any
+) -> UNetConfig:
     """Read the configuration from tensor names and shapes below `prefix`; `overrides` win (heads of unusual
-    width are the one thing shapes do not tell).
+    width are the one thing shapes do not tell). encoder_only: the tensors are those of a `UNetEncoder`.
 
     Raises KeyError naming the tensor when one that every UNet has is missing.
     """
@@ -129,7 +131,7 @@ def config_from_state_dict(sd: Mapping[str, Tensor], prefix: str = "", **overrid
 
     values: dict[str, Any] = {
         "in_channels": in_channels,
-        "out_channels": shape("out.2.weight")[0],
+        "out_channels": in_channels if encoder_only else shape("out.2.weight")[0],
         "model_channels": model_channels,
         "channel_mult": tuple(channel_mult),
         "num_res_blocks": tuple(num_res_blocks),
@@ -290,8 +292,48 @@ def apply_control(h: Tensor, control: dict[str, list[Tensor | None]] | None, nam
     return h
 
 
-class UNetModel(nn.Module):
-    """Predicts noise (or velocity) for a latent at a timestep, given a context sequence."""
+class _Layers:
+    """Makes the layers of one UNet: what they have in common is said once."""
+
+    def __init__(self, config: UNetConfig, operations: Any, dtype: torch.dtype | None, device: Any):
+        self.config = config
+        self.operations = operations
+        self.factory = {"dtype": dtype, "device": device}
+        self.layers = {"operations": operations, **self.factory}
+        self.emb_channels = config.model_channels * 4
+
+    def embedding_mlp(self, width: int) -> nn.Sequential:
+        return nn.Sequential(
+            self.operations.Linear(width, self.emb_channels, **self.factory),
+            nn.SiLU(),
+            self.operations.Linear(self.emb_channels, self.emb_channels, **self.factory),
+        )
+
+    def conv_in(self, in_channels: int) -> nn.Module:
+        return self.operations.Conv2d(in_channels, self.config.model_channels, 3, padding=1, **self.factory)
+
+    def residual(self, channels: int, out_channels: int) -> ResBlock:
+        return ResBlock(channels, self.emb_channels, out_channels=out_channels, **self.layers)
+
+    def transformer(self, channels: int, depth: int) -> SpatialTransformer:
+        heads, width = self.config.heads_for(channels)
+        return SpatialTransformer(
+            channels,
+            heads,
+            width,
+            depth=depth,
+            context_dim=self.config.context_dim,
+            use_linear=self.config.use_linear_in_transformer,
+            attn_precision=self.config.attn_precision,
+            **self.layers,
+        )
+
+
+class UNetEncoder(nn.Module):
+    """The way down and the middle of a UNet: what a ControlNet has a copy of.
+
+    `skip_channels` are the channels of each input block's output, `channels` those of the middle block's.
+    """
 
     def __init__(
         self,
@@ -304,84 +346,83 @@ class UNetModel(nn.Module):
         self.config = config
         self.dtype = dtype
         self.in_channels = config.in_channels
-        self.out_channels = config.out_channels
         self.model_channels = config.model_channels
         self.num_classes = "sequential" if config.adm_in_channels is not None else None
-        factory = {"dtype": dtype, "device": device}
-        layers = {"operations": operations, **factory}
-        emb_channels = config.model_channels * 4
+        make = _Layers(config, operations, dtype, device)
 
-        def embedding_mlp(width: int) -> nn.Sequential:
-            return nn.Sequential(
-                operations.Linear(width, emb_channels, **factory),
-                nn.SiLU(),
-                operations.Linear(emb_channels, emb_channels, **factory),
-            )
-
-        def residual(channels: int, out_channels: int) -> ResBlock:
-            return ResBlock(channels, emb_channels, out_channels=out_channels, **layers)
-
-        def transformer(channels: int, depth: int) -> SpatialTransformer:
-            heads, width = config.heads_for(channels)
-            return SpatialTransformer(
-                channels,
-                heads,
-                width,
-                depth=depth,
-                context_dim=config.context_dim,
-                use_linear=config.use_linear_in_transformer,
-                attn_precision=config.attn_precision,
-                **layers,
-            )
-
-        self.time_embed = embedding_mlp(config.model_channels)
+        self.time_embed = make.embedding_mlp(config.model_channels)
         if config.adm_in_channels is not None:
-            self.label_emb = nn.Sequential(embedding_mlp(config.adm_in_channels))
+            self.label_emb = nn.Sequential(make.embedding_mlp(config.adm_in_channels))
 
         channels = config.model_channels
         skips = [channels]
         depths = iter(config.transformer_depth)
-        self.input_blocks = nn.ModuleList(
-            [TimestepEmbedSequential(operations.Conv2d(config.in_channels, channels, 3, padding=1, **factory))]
-        )
+        self.input_blocks = nn.ModuleList([TimestepEmbedSequential(make.conv_in(config.in_channels))])
         last_level = len(config.channel_mult) - 1
         for level, (mult, count) in enumerate(zip(config.channel_mult, config.num_res_blocks)):
             for _ in range(count):
-                block = [residual(channels, mult * config.model_channels)]
+                block = [make.residual(channels, mult * config.model_channels)]
                 channels = mult * config.model_channels
                 if (depth := next(depths)) > 0:
-                    block.append(transformer(channels, depth))
+                    block.append(make.transformer(channels, depth))
                 self.input_blocks.append(TimestepEmbedSequential(*block))
                 skips.append(channels)
             if level != last_level:
-                self.input_blocks.append(TimestepEmbedSequential(Downsample(channels, **layers)))
+                self.input_blocks.append(TimestepEmbedSequential(Downsample(channels, **make.layers)))
                 skips.append(channels)
 
         self.middle_block = None
         if config.transformer_depth_middle >= -1:
-            block = [residual(channels, channels)]
+            block = [make.residual(channels, channels)]
             if config.transformer_depth_middle >= 0:
                 if config.transformer_depth_middle > 0:
-                    block.append(transformer(channels, config.transformer_depth_middle))
-                block.append(residual(channels, channels))
+                    block.append(make.transformer(channels, config.transformer_depth_middle))
+                block.append(make.residual(channels, channels))
             self.middle_block = TimestepEmbedSequential(*block)
+        self.channels = channels
+        self.skip_channels = tuple(skips)
 
+    def embed(self, timesteps: Tensor, dtype: torch.dtype) -> Tensor:
+        """The embedding of timesteps [batch], before the vector `y` is added."""
+        return self.time_embed(timestep_embedding(timesteps, self.model_channels).to(dtype))
+
+    def embed_vector(self, y: Tensor | None) -> Tensor:
+        """The embedding of `y`, for models that are conditioned on one. Raises ValueError without it."""
+        if y is None:
+            raise ValueError("this UNet is conditioned on a vector: argument y is missing")
+        return self.label_emb(y)
+
+
+class UNetModel(UNetEncoder):
+    """Predicts noise (or velocity) for a latent at a timestep, given a context sequence."""
+
+    def __init__(
+        self,
+        config: UNetConfig,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        operations=comfy.ops.disable_weight_init,
+    ):
+        super().__init__(config, dtype, device, operations)
+        self.out_channels = config.out_channels
+        make = _Layers(config, operations, dtype, device)
+        channels, skips = self.channels, list(self.skip_channels)
         depths = iter(reversed(config.transformer_depth_output))
         self.output_blocks = nn.ModuleList()
         for level, (mult, count) in reversed(list(enumerate(zip(config.channel_mult, config.num_res_blocks)))):
             for index in range(count + 1):
-                block = [residual(channels + skips.pop(), mult * config.model_channels)]
+                block = [make.residual(channels + skips.pop(), mult * config.model_channels)]
                 channels = mult * config.model_channels
                 if (depth := next(depths)) > 0:
-                    block.append(transformer(channels, depth))
+                    block.append(make.transformer(channels, depth))
                 if level > 0 and index == count:
-                    block.append(Upsample(channels, **layers))
+                    block.append(Upsample(channels, **make.layers))
                 self.output_blocks.append(TimestepEmbedSequential(*block))
 
         self.out = nn.Sequential(
-            operations.GroupNorm(32, channels, **factory),
+            operations.GroupNorm(32, channels, **make.factory),
             nn.SiLU(),
-            operations.Conv2d(channels, config.out_channels, 3, padding=1, **factory),
+            operations.Conv2d(channels, config.out_channels, 3, padding=1, **make.factory),
         )
 
     def forward(
@@ -407,13 +448,11 @@ class UNetModel(nn.Module):
         patches = options.get("patches", {})
         control = {name: list(tensors) for name, tensors in control.items()} if control else None
 
-        emb = self.time_embed(timestep_embedding(timesteps, self.model_channels).to(x.dtype))
+        emb = self.embed(timesteps, x.dtype)
         for patch in patches.get("emb_patch", ()):
             emb = patch(emb, self.model_channels, options)
         if self.num_classes is not None:
-            if y is None:
-                raise ValueError("this UNet is conditioned on a vector: argument y is missing")
-            emb = emb + self.label_emb(y)
+            emb = emb + self.embed_vector(y)
 
         h, skips = x, []
         for number, block in enumerate(self.input_blocks):

@@ -17,8 +17,8 @@ AdapterParts = Mapping[str, Tensor]
 class WeightAdapter:
     """A change of one weight, made of the named tensors in `parts`.
 
-    A kind of adapter says with `needs` which parts it takes at least, and computes `delta`. The parts `alpha` (scale, or
-    a limit, as the kind defines) and `dora_scale` (see `_decomposed`) are common to all.
+    A kind of adapter says with `needs` which parts it takes at least, and computes `delta`. The parts `alpha` (scale,
+    or a limit, as the kind defines) and `dora_scale` (see `_decomposed`) are common to all.
     """
 
     name: ClassVar[str]

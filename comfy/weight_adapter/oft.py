@@ -9,8 +9,8 @@ from comfy.weight_adapter.base import AdapterParts, WeightAdapter
 
 
 def rotations(blocks: Tensor, limit: float) -> Tensor:
-    """Orthogonal matrices [..., n, n] from free ones by the Cayley transform (I + Q)(I - Q)^-1 with Q = B - B^T; `limit`
-    is the largest norm of all Q together, 0 for none."""
+    """Orthogonal matrices [..., n, n] from free ones by the Cayley transform (I + Q)(I - Q)^-1 with Q = B - B^T;
+    `limit` is the largest norm of all Q together, 0 for none."""
     q = blocks - blocks.transpose(-1, -2)
     if limit > 0:
         norm = torch.linalg.vector_norm(q) + 1e-8
