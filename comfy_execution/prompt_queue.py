@@ -118,6 +118,8 @@ class PromptQueue:
         self._by_id: dict[str, list[int]] = {}  # prompt id -> arrivals; an id may be queued twice
         self._arrivals = count()
         self._task_ids = count()
+        self._listing: bytes | None = None  # the answer to GET /queue, until the queue changes
+        self._changes = 0
         # The jobs view: pending ones by arrival, running ones by task id, ended ones by prompt id.
         self._waiting_jobs = job_order.JobOrder()
         self._running_jobs = job_order.JobOrder()
@@ -140,6 +142,7 @@ class PromptQueue:
         """
         entry = item if isinstance(item, QueueEntry) else QueueEntry(item)
         with self.mutex:
+            self._note_change()
             waiting = _Waiting(entry, next(self._arrivals))
             self._pending[waiting.arrival] = waiting
             self._by_id.setdefault(entry.prompt_id, []).append(waiting.arrival)
@@ -204,6 +207,7 @@ class PromptQueue:
     def wipe_queue(self) -> None:
         """Drop everything that is pending."""
         with self.mutex:
+            self._note_change()
             self._heap.clear()
             self._pending.clear()
             self._by_id.clear()
@@ -211,6 +215,7 @@ class PromptQueue:
             self.server.queue_updated()
 
     def _forget(self, waiting: _Waiting) -> None:
+        self._note_change()
         del self._pending[waiting.arrival]
         self._waiting_jobs.discard(waiting.arrival)
         arrivals = self._by_id[waiting.entry.prompt_id]
@@ -222,6 +227,10 @@ class PromptQueue:
         waiting.deleted = True
         self._forget(waiting)
 
+    def _note_change(self) -> None:
+        self._changes += 1
+        self._listing = None
+
     def _compact(self) -> None:
         if len(self._heap) > 2 * len(self._pending) + 16:
             self._heap = list(self._pending.values())
@@ -232,6 +241,7 @@ class PromptQueue:
     def finish(self, task_id: int, history_result: dict[str, Any], status: ExecutionStatus | None) -> None:
         """A prompt has ended: in one step it stops running and is in the history. Tells nobody."""
         with self.mutex:
+            self._note_change()
             entry = self.currently_running.pop(task_id)
             self._running_jobs.discard(task_id)
             record = HistoryEntry(prompt=entry.shown(), outputs={}, status=None)
@@ -284,12 +294,20 @@ class PromptQueue:
             return prompt_id in self._by_id or prompt_id in self.running_ids()
 
     def queue_json(self) -> bytes:
-        """The answer to GET /queue."""
-        running, pending = self.get_current_queue()
-        return b'{"queue_running":[%b],"queue_pending":[%b]}' % (
+        """The answer to GET /queue, made once for all who ask while the queue stays as it is."""
+        with self.mutex:
+            if self._listing is not None:
+                return self._listing
+            changes = self._changes
+            running, pending = self.get_current_queue()
+        listing = b'{"queue_running":[%b],"queue_pending":[%b]}' % (
             b",".join(entry.json for entry in running),
             b",".join(entry.json for entry in pending),
         )
+        with self.mutex:
+            if self._changes == changes:
+                self._listing = listing
+        return listing
 
     # --- history ----------------------------------------------------------------------------------------
 

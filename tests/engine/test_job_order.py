@@ -1,5 +1,6 @@
 """The jobs view kept in order: it must say what sorting everything anew would say."""
 
+import json
 import random
 
 import pytest
@@ -110,3 +111,25 @@ def test_equal_times():
     states = ("pending", "completed")
     assert [entry for _, entry in page([first, second], states, False, 0, None)[0]] == ["a", "b", "A", "B"]
     assert [entry for _, entry in page([first, second], states, True, 0, 3)[0]] == ["B", "A", "b"]
+
+
+def test_the_listing_follows_every_change(queue):
+    def listing():
+        found = json.loads(queue.queue_json())
+        assert queue.queue_json() is queue.queue_json(), "made once"
+        return [[item[1] for item in found[key]] for key in ("queue_running", "queue_pending")]
+
+    assert listing() == [[], []]
+    for number in range(4):
+        submit(queue, number, number)
+        assert listing()[1] == [f"p{n}" for n in range(number + 1)]
+    _, task_id = queue.get()
+    assert listing() == [["p0"], ["p1", "p2", "p3"]]
+    queue.delete_queue_items(["p2"])
+    assert listing() == [["p0"], ["p1", "p3"]]
+    queue.delete_queue_item(lambda entry: entry.prompt_id == "p1")
+    assert listing() == [["p0"], ["p3"]]
+    end(queue, task_id, "completed")
+    assert listing() == [[], ["p3"]]
+    queue.wipe_queue()
+    assert listing() == [[], []]
