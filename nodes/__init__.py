@@ -29,6 +29,7 @@ CORE_FAMILIES = (
     "sampling",
     "loaders",
     "lora",
+    "controlnet",
     "conditioning",
     "vae",
     "latents",

@@ -274,37 +274,6 @@ class DualCLIPLoader:
         return (_load_text_encoders([clip_name1, clip_name2], kind, device),)
 
 
-class UnsupportedModelFile(RuntimeError):
-    """A file of a kind that this program does not run."""
-
-    def __init__(self, kind: str, name: str):
-        super().__init__(f"{kind} files cannot be used yet: {name!r}")
-
-
-class ControlNetLoader:
-    DESCRIPTION = "Loads a ControlNet."
-    DISPLAY_NAME = "Load ControlNet Model"
-    CATEGORY = "model/loaders"
-    RETURN_TYPES = ("CONTROL_NET",)
-    FUNCTION = "load_controlnet"
-
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {
-            "required": {
-                "control_net_name": (folder_paths.get_filename_list("controlnet"), {"tooltip": "File to load."})
-            }
-        }
-
-    def load_controlnet(self, control_net_name: str) -> tuple[Any]:
-        path = folder_paths.get_full_path_or_raise("controlnet", control_net_name)
-        try:
-            from comfy.controlnet import load_controlnet
-        except ModuleNotFoundError:
-            raise UnsupportedModelFile("ControlNet", control_net_name) from None
-        return (load_controlnet(path),)
-
-
 NODES = {
-    "nodes": [CheckpointLoaderSimple, VAELoader, UNETLoader, CLIPLoader, DualCLIPLoader, ControlNetLoader],
+    "nodes": [CheckpointLoaderSimple, VAELoader, UNETLoader, CLIPLoader, DualCLIPLoader],
 }
