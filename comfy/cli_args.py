@@ -193,6 +193,13 @@ def build_parser() -> argparse.ArgumentParser:
         help="packs to load in spite of --disable-all-custom-nodes",
     )
     packs.add_argument(
+        "--custom-node-timeout",
+        type=float,
+        default=300,
+        metavar="SECONDS",
+        help="go on without a pack that takes longer to import (%(default)s; 0: wait for it)",
+    )
+    packs.add_argument(
         "--disable-api-nodes",
         action="store_true",
         help="no remote nodes; the browser page may not contact other hosts",

@@ -180,6 +180,26 @@ _SERVER: dict[str, Schema] = {
         about="What a node takes and gives",
     ),
     "NodeDefinitions": {**mapping(ref("NodeDefinition")), "description": "Definitions by class"},
+    "CustomNodePacks": shape(
+        {
+            "ready": {**BOOLEAN, "description": "All packs have been tried: nodes can be asked for"},
+            "packs": array(
+                shape(
+                    {
+                        "name": TEXT,
+                        "version": nullable(TEXT),
+                        "state": choice("waiting", "loading", "loaded", "failed", "hanging"),
+                        "loaded": BOOLEAN,
+                        "seconds": {**NUMBER, "description": "Time its import took"},
+                        "node_count": COUNT,
+                        "nodes": TEXTS,
+                        "web": {**BOOLEAN, "description": "It adds scripts to the page"},
+                        "error": nullable(TEXT),
+                    },
+                )
+            ),
+        },
+    ),
     "NodeReplacements": mapping(array(shape({"new_node_id": TEXT, "old_node_id": TEXT}))),
     "SystemStats": shape(
         {

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import importlib.util
 import inspect
 import logging
 import os
 import sys
 import time
-import traceback
-from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any
 
 import custom_packs
+from custom_packs import PACKS, PackRecord
 
 from .registry import BUILT_IN_NAMES, NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
+
+__all__ = ["EXTENSION_WEB_DIRS", "LOADED_MODULE_DIRS", "PACKS", "PackRecord", "load_custom_node", "load_custom_packs"]
 
 log = logging.getLogger(__name__)
 
@@ -25,56 +27,35 @@ EXTENSION_WEB_DIRS: dict[str, str] = {}
 LOADED_MODULE_DIRS: dict[str, str] = {}
 
 
-@dataclass
-class PackRecord:
-    """How loading one pack went.
-
-    seconds: time spent importing, prestartup script included.
-    nodes: names of the classes that were registered.
-    error: "Type: message" when the pack could not be loaded, with its traceback in `details`.
-    """
-
-    name: str
-    path: str
-    seconds: float = 0.0
-    nodes: list[str] = field(default_factory=list)
-    web_directory: str | None = None
-    error: str | None = None
-    details: str | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        """JSON form, without the traceback and with the file name only (paths are the administrator's business)."""
-        return {
-            "name": self.name,
-            "loaded": self.error is None,
-            "seconds": round(self.seconds, 3),
-            "node_count": len(self.nodes),
-            "nodes": self.nodes,
-            "web": self.web_directory is not None,
-            "error": self.error,
-        }
-
-
-# Pack path -> record, in the order of loading.
-PACKS: dict[str, PackRecord] = {}
-
-
 class PackHasNoNodes(Exception):
     """The pack has neither NODE_CLASS_MAPPINGS nor a usable comfy_entrypoint."""
 
 
 async def load_custom_packs() -> None:
-    """Load every allowed pack and log a table of import times, slowest last."""
+    """Load every allowed pack, each within its time limit, and log a table of import times, slowest last."""
     built_in = frozenset(BUILT_IN_NAMES)
-    for pack in list(custom_packs.find_packs()):
-        await load_custom_node(pack.path, built_in, module_parent="custom_nodes")
-        PACKS[pack.path].seconds += custom_packs.prestartup_seconds.get(pack.path, 0.0)
-    if PACKS:
+    packs = list(custom_packs.find_packs())
+    records = [custom_packs.record_of(pack) for pack in packs]  # all are listed before the first is loaded
+    for pack, record in zip(packs, records):
+        if record.state == custom_packs.HANGING:  # in its prestartup script
+            continue
+        record.begin()
+        load = functools.partial(_load_on_own_loop, pack.path, built_in)
+        await asyncio.to_thread(custom_packs.run_limited, record, "its import", load)
+        record.seconds += custom_packs.prestartup_seconds.get(pack.path, 0.0)
+    if records:
         lines = [
-            f"{record.seconds:8.2f} s{' (IMPORT FAILED)' if record.error else ''}: {record.path}"
-            for record in sorted(PACKS.values(), key=lambda r: r.seconds)
+            f"{record.seconds:8.2f} s{_REMARKS.get(record.state, '')}: {record.path}"
+            for record in sorted(records, key=lambda r: r.seconds)
         ]
         log.info("Import times of custom nodes:\n%s", "\n".join(lines))
+
+
+_REMARKS = {custom_packs.FAILED: " (IMPORT FAILED)", custom_packs.HANGING: " (STILL LOADING)"}
+
+
+def _load_on_own_loop(path: str, built_in: frozenset[str]) -> None:
+    asyncio.run(load_custom_node(path, built_in, module_parent="custom_nodes"))
 
 
 async def load_custom_node(
@@ -86,14 +67,17 @@ async def load_custom_node(
     ignore: class names the pack must not register (the built-in ones).
     module_parent: first part of `python_module`.
 
-    Whatever the pack raises, SystemExit included, is logged and recorded in PACKS; nothing is raised from here.
+    Whatever the pack raises is logged and recorded in PACKS; nothing is raised from here.
     """
     pack = custom_packs.PackPath(module_path, os.path.isdir(module_path))
-    record = PACKS[module_path] = PackRecord(pack.name, module_path)
+    record = custom_packs.record_of(pack)
+    if record.state != custom_packs.HANGING:
+        record.begin()
     start = time.perf_counter()
     try:
         module = _import(pack)
         LOADED_MODULE_DIRS[pack.name] = _folder(pack)
+        record.version = record.version or _module_version(module)
         _register_web_directories(pack, module, record)
         classes, titles = await _declared_nodes(module)
         python_module = f"{module_parent}.{pack.name}"
@@ -103,16 +87,21 @@ async def load_custom_node(
                 NODE_CLASS_MAPPINGS[name] = cls
                 record.nodes.append(name)
         NODE_DISPLAY_NAME_MAPPINGS.update({k: v for k, v in titles.items() if k not in ignore})
-    except (Exception, SystemExit) as error:
-        record.error = f"{type(error).__name__}: {error}"
-        record.details = traceback.format_exc()
+        record.loaded()
+    except BaseException as error:  # SystemExit, KeyboardInterrupt: a pack's, since signals go to the main thread
+        record.failed(error)
         if isinstance(error, PackHasNoNodes):
             log.warning("Skipping %s: %s", module_path, error)
         else:
             log.warning("Cannot import custom nodes from %s: %s\n%s", module_path, record.error, record.details)
     finally:
         record.seconds = time.perf_counter() - start
-    return record.error is None
+    return record.state == custom_packs.LOADED
+
+
+def _module_version(module: ModuleType) -> str | None:
+    version = getattr(module, "__version__", None)
+    return version if isinstance(version, str) else None
 
 
 def _module_key(pack: custom_packs.PackPath) -> str:
@@ -141,8 +130,9 @@ def _import(pack: custom_packs.PackPath) -> ModuleType:
 
 def _register_web_directories(pack: custom_packs.PackPath, module: ModuleType, record: PackRecord) -> None:
     folder = _folder(pack)
-    project, web = _pyproject_web(folder) if pack.folder else (None, None)
-    if project and web:
+    data = custom_packs.project_data(pack)
+    project, web = custom_packs.table(data, "project", "name"), custom_packs.table(data, "tool", "comfy", "web")
+    if isinstance(project, str) and isinstance(web, str):
         path = os.path.abspath(os.path.join(folder, web))
         if os.path.isdir(path):
             EXTENSION_WEB_DIRS[project] = record.web_directory = path
@@ -151,25 +141,6 @@ def _register_web_directories(pack: custom_packs.PackPath, module: ModuleType, r
         path = os.path.abspath(os.path.join(folder, web))
         if os.path.isdir(path):
             EXTENSION_WEB_DIRS[pack.name] = record.web_directory = path
-
-
-def _pyproject_web(folder: str) -> tuple[str | None, str | None]:
-    """(project name, `[tool.comfy] web`) of a pack's pyproject.toml; Nones without them. A broken file is logged."""
-    file = os.path.join(folder, "pyproject.toml")
-    if not os.path.isfile(file):
-        return None, None
-    try:
-        import tomllib  # Python 3.11 and later
-    except ModuleNotFoundError:
-        log.warning("Ignoring %s: this Python cannot read TOML", file)
-        return None, None
-    try:
-        with open(file, "rb") as f:
-            data = tomllib.load(f)
-        return data.get("project", {}).get("name"), data.get("tool", {}).get("comfy", {}).get("web")
-    except (OSError, ValueError, AttributeError) as error:
-        log.warning("Ignoring %s: %s", file, error)
-        return None, None
 
 
 async def _declared_nodes(module: ModuleType) -> tuple[dict[str, type], dict[str, str]]:

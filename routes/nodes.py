@@ -93,6 +93,13 @@ def add_to(table: Table, server: PromptServer) -> None:
         known = [name] if name in nodes.NODE_CLASS_MAPPINGS else []
         return json_body(await asyncio.to_thread(definitions, known))
 
+    @table.get("/custom_nodes", "Custom node packs and how they load.", answers={200: "CustomNodePacks"}, plain=False)
+    async def packs(request: web.Request) -> web.Response:
+        import custom_packs
+
+        listed = [record.as_dict() for record in list(custom_packs.PACKS.values())]
+        return json_answer({"ready": server.nodes_ready.is_set(), "packs": listed})
+
     @table.get(
         "/node_replacements",
         "Nodes that take the place of old ones.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import threading
 
 import pytest
 
@@ -110,6 +111,13 @@ def test_a_single_file_pack_serves_its_own_folder(packs):
     [
         ("raise ImportError('no such library')", "ImportError: no such library"),
         ("import sys; sys.exit(3)", "SystemExit: 3"),
+        ("exit()", "SystemExit: None"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt: "),
+        ("raise GeneratorExit", "GeneratorExit: "),
+        ("import asyncio; raise asyncio.CancelledError", "CancelledError: "),
+        ("class E(Exception):\n    __str__ = None\nraise E", "E: (an exception that cannot be shown)"),
+        ("def comfy_entrypoint(): raise SystemExit(1)", "SystemExit: 1"),
+        ("async def comfy_entrypoint(): raise KeyboardInterrupt", "KeyboardInterrupt: "),
         ("def broken(:", "SyntaxError: "),
         ("NODE_CLASS_MAPPINGS = 7", "TypeError: "),
         ("VALUE = 1", "PackHasNoNodes: "),
@@ -125,9 +133,70 @@ def test_a_pack_that_fails_is_recorded_and_skipped(packs, source, error):
     assert record("bad").error.startswith(error)
     assert record("bad").as_dict()["loaded"] is False and record("bad").details
     assert record("good").as_dict() | {"seconds": 0} == {
-        "name": "good", "loaded": True, "seconds": 0, "node_count": 1, "nodes": ["LoaderGood"], "web": False,
-        "error": None,
+        "name": "good", "version": None, "state": "loaded", "loaded": True, "seconds": 0, "node_count": 1,
+        "nodes": ["LoaderGood"], "web": False, "error": None,
     }  # fmt: skip
+
+
+def test_versions(packs):
+    write(packs, "toml/pyproject.toml", "[project]\nname = 'toml'\nversion = '1.2'")
+    write(packs, "toml/__init__.py", "NODE_CLASS_MAPPINGS = {}\n__version__ = '9'")
+    write(packs, "attribute.py", "NODE_CLASS_MAPPINGS = {}\n__version__ = '2.0b1'")
+    write(packs, "odd/pyproject.toml", "project = 5")
+    write(packs, "odd/__init__.py", "NODE_CLASS_MAPPINGS = {}\n__version__ = (1, 2)")
+    write(packs, "broken/pyproject.toml", "[project]\nversion = '3'")
+    write(packs, "broken/__init__.py", "raise ValueError")
+    load()
+    assert {r.name: r.version for r in loader.PACKS.values()} == {
+        "toml": "1.2", "attribute": "2.0b1", "odd": None, "broken": "3",
+    }  # fmt: skip
+
+
+def test_a_pack_that_never_ends_is_left_behind(packs, monkeypatch):
+    monkeypatch.setattr(args, "custom_node_timeout", 0.2)
+    release = threading.Event()
+    monkeypatch.setattr(custom_packs, "release", release, raising=False)
+    wait = "import custom_packs\ndef wait_for_ever():\n    custom_packs.release.wait(60)\nwait_for_ever()\n"
+    write(packs, "a_hanging.py", wait + node("Late") + "NODE_CLASS_MAPPINGS = {'LoaderLate': Late}")
+    write(packs, "b_script/prestartup_script.py", wait)
+    write(packs, "b_script/__init__.py", "raise RuntimeError('must not be imported')")
+    write(packs, "c_good.py", node("N") + "NODE_CLASS_MAPPINGS = {'LoaderInTime': N}")
+    try:
+        custom_packs.run_prestartup_scripts()
+        load()
+        assert "LoaderInTime" in nodes.NODE_CLASS_MAPPINGS and "LoaderLate" not in nodes.NODE_CLASS_MAPPINGS
+        states = {r.name: (r.state, r.error) for r in loader.PACKS.values()}
+        assert states == {
+            "a_hanging": ("hanging", "its import has not ended after 0.2 s"),
+            "b_script": ("hanging", "prestartup_script.py has not ended after 0.2 s"),
+            "c_good": ("loaded", None),
+        }
+        assert "wait_for_ever" in record("a_hanging").details
+        assert record("a_hanging").as_dict()["loaded"] is False
+    finally:
+        release.set()
+    for thread in threading.enumerate():
+        if thread.name in ("load a_hanging", "load b_script"):
+            thread.join(20)
+    assert record("a_hanging").state == "loaded" and record("a_hanging").nodes == ["LoaderLate"]
+    assert "LoaderLate" in nodes.NODE_CLASS_MAPPINGS
+    assert record("b_script").state == "hanging"
+
+
+def test_packs_are_listed_before_they_are_loaded(packs, monkeypatch):
+    seen = "import custom_packs\nSEEN = {r.name: r.state for r in custom_packs.PACKS.values()}\n"
+    monkeypatch.setattr(custom_packs.os, "listdir", lambda _: ["one.py", "two.py"])
+    write(packs, "one.py", seen + "NODE_CLASS_MAPPINGS = {}")
+    write(packs, "two.py", "NODE_CLASS_MAPPINGS = {}")
+    load()
+    assert sys.modules[str(packs / "one")].SEEN == {"one": "loading", "two": "waiting"}
+
+
+def test_without_a_limit(packs, monkeypatch):
+    monkeypatch.setattr(args, "custom_node_timeout", 0)
+    write(packs, "slow.py", "import time; time.sleep(0.05)\nNODE_CLASS_MAPPINGS = {}")
+    load()
+    assert record("slow").state == "loaded" and record("slow").seconds >= 0.05
 
 
 def test_what_a_failed_pack_registered_before_it_failed_is_not_kept_as_a_module(packs):
