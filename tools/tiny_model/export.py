@@ -1,17 +1,23 @@
-"""Writes the checkpoint: float16, with the tensor names of a Stable Diffusion 1 file."""
+"""Writes the checkpoint: float16, with the tensor names of a Stable Diffusion 1 file.
+
+    python -m tools.tiny_model.export models/checkpoints/darkroom-tiny.safetensors
+
+puts together the saved state of `train_unet` and the autoencoder as they are now.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tools.tiny_model.networks import TOKENS, VOCABULARY, WIDTH
+from tools.tiny_model.networks import STATE_FILE, TOKENS, VAE_FILE, VOCABULARY, WIDTH
 from tools.tiny_model.shapes import COLOURS, SHAPES
 
 UNET_PREFIX = "model.diffusion_model."
@@ -77,4 +83,19 @@ def export(
     """Write the checkpoint, in one piece or not at all. `facts` about the training go into the header."""
     partial = path.with_suffix(".partial")
     save_file(checkpoint(trained, rows, vae, seed), partial, metadata(facts))
+    partial.chmod(0o644)
     os.replace(partial, path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkpoint", type=Path)
+    arguments = parser.parse_args()
+    state = torch.load(STATE_FILE, weights_only=True)
+    export(
+        state["average"], state["rows"], load_file(VAE_FILE), arguments.checkpoint, state["facts"], seed=state["seed"]
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -15,6 +15,7 @@ START_TOKEN, END_TOKEN = 49406, 49407  # SD1 pads with the end token
 
 WORK = Path(__file__).parent / "work"
 VAE_FILE = WORK / "vae.safetensors"
+STATE_FILE = WORK / "unet_state.pt"
 POOL_FILE = WORK / "pool.safetensors"
 CLIP_FILE = WORK / "clip.safetensors"
 

@@ -26,6 +26,7 @@ from tools.tiny_model.networks import (
     CLIP_FILE,
     LATENT_SCALE,
     POOL_FILE,
+    STATE_FILE,
     VAE_FILE,
     WORK,
     build_clip,
@@ -42,7 +43,6 @@ PEAK_RATE = 1.5e-3
 TEXT_RATE = 3e-4  # the text encoder already knows how to read
 MATRIX_RATE = 0.01  # of Muon
 EMPTY_SHARE = 0.1
-STATE_FILE = WORK / "unet_state.pt"
 EXPORT_FILE = WORK / "darkroom-tiny.safetensors"
 SAVE_EVERY = 180.0  # seconds
 REFRESH_EVERY, REFRESH = 100, 50  # so many new pictures every so many steps
@@ -185,6 +185,12 @@ class Trainer:
 
     def save(self) -> None:
         """Write the state to go on from and the averaged model, each in one piece or not at all."""
+        facts = {
+            "steps": str(self.step),
+            "batch": str(BATCH),
+            "minutes": f"{self.clock.elapsed() / 60:.0f}",
+            "hardware": "two CPU cores",
+        }
         state = {
             "model": self.model.state_dict(),
             "average": self.average.values,
@@ -192,18 +198,15 @@ class Trainer:
             "optimisers": {name: optimiser.state_dict() for name, (optimiser, _) in self.optimisers.items()},
             "step": self.step,
             "elapsed": self.clock.elapsed(),
+            "rows": self.captions.rows,
+            "seed": self.seed,
+            "facts": facts,
         }
         partial = STATE_FILE.with_suffix(".partial")
         torch.save(state, partial)
         os.replace(partial, STATE_FILE)
-        export(
-            self.average.values,
-            self.captions.rows,
-            load_file(VAE_FILE),  # the decoder may have got better in the meantime
-            EXPORT_FILE,
-            {"steps": str(self.step), "batch": str(BATCH), "minutes": f"{self.clock.elapsed() / 60:.0f}"},
-            seed=self.seed,
-        )
+        # The decoder may have got better in the meantime.
+        export(self.average.values, self.captions.rows, load_file(VAE_FILE), EXPORT_FILE, facts, seed=self.seed)
 
     def restore(self, path: Path) -> None:
         state = torch.load(path, weights_only=True)
