@@ -39,6 +39,7 @@ class EncoderFile(NamedTuple):
 # Width of the token table -> encoder.
 _CLIP_WIDTHS = {1280: "clip_g", 1024: "clip_h"}
 _T5_NAMES = {4096: "t5xxl", 2048: "pile_t5xl"}
+T5_VOCABULARY = 32128
 _NO_WEIGHTS = ("position_ids", "logit_scale", "spiece_model")
 # Other encoders that files of these projects hold, by a tensor only they have; for telling what cannot be used.
 _T5 = "encoder.block.0.layer.0.SelfAttention.q.weight"
@@ -70,9 +71,8 @@ def _t5_name(tensors: Mapping[str, Tensor]) -> str | None:
     """T5 1.1 XXL and Pile-T5 XL. The first T5 (not gated) and UMT5 (its own vocabulary) serve other families."""
     if "encoder.block.0.layer.1.DenseReluDense.wi_0.weight" not in tensors:
         return None
-    if "encoder.block.1.layer.0.SelfAttention.relative_attention_bias.weight" in tensors:
-        return None
-    return _T5_NAMES.get(tensors["shared.weight"].shape[1])
+    vocabulary, width = tensors["shared.weight"].shape
+    return _T5_NAMES.get(width) if vocabulary <= T5_VOCABULARY else None
 
 
 def text_side(names: Sequence[str], kind: str) -> ClipTarget | None:
@@ -102,7 +102,7 @@ _OWN_PAIRS = {
 
 
 def _single(name: str, kind: str) -> ClipTarget | None:
-    if kind == "hidream":
+    if kind == "hidream" and name in ("clip_l", "clip_g", "t5xxl"):
         return None
     if name == "clip_g" and kind == "stable_cascade":
         return None

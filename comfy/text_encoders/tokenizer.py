@@ -95,7 +95,9 @@ class SDTokenizer:
         for segment, weight in segments:
             start = 0
             for match in _EMBEDDING.finditer(segment):
-                if before := segment[start : match.start()].strip():
+                # White space at its end is a token in some vocabularies.
+                before = segment[start : match.start()]
+                if before.strip():
                     add(self.encode(before), weight)
                 start = match.start()
                 # Without a folder for embeddings the notation only separates, and is text like any other.
