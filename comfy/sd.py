@@ -23,6 +23,7 @@ from comfy import model_detection
 from comfy.lora import load_lora_for_models
 from comfy.model_base import WeightsMismatch
 from comfy.model_patcher import ModelPatcher
+from comfy.models.diffusers_layout import DiffusersLayoutError, to_own_layout
 from comfy.supported_models_base import ClipTarget
 from comfy.text_encoders import families
 from comfy.text_encoders.clip_handle import CLIP
@@ -132,7 +133,7 @@ def load_checkpoint_guess_config(
             metadata=metadata,
             folders=[os.path.dirname(ckpt_path)],
         )
-    except (WeightsMismatch, KeyError) as e:
+    except (WeightsMismatch, DiffusersLayoutError, KeyError) as e:
         raise UnknownModelError(ckpt_path, os.path.getsize(ckpt_path), f"its tensors do not fit: {e}") from e
     if out is None:
         raise UnknownModelError(ckpt_path, os.path.getsize(ckpt_path), _guess_what(sd))
@@ -251,7 +252,7 @@ def load_diffusion_model(
     sd, metadata = comfy.utils.load_torch_file(unet_path, return_metadata=True)
     try:
         model = load_diffusion_model_state_dict(sd, model_options=model_options, metadata=metadata)
-    except (WeightsMismatch, KeyError) as e:
+    except (WeightsMismatch, DiffusersLayoutError, KeyError) as e:
         raise UnknownModelError(unet_path, os.path.getsize(unet_path), f"its tensors do not fit: {e}") from e
     if model is None:
         raise UnknownModelError(unet_path, os.path.getsize(unet_path), _guess_what(sd))
@@ -265,11 +266,17 @@ def load_diffusion_model_state_dict(
     metadata: Mapping[str, str] | None = None,
     disable_dynamic: bool = False,
 ) -> ModelPatcher | None:
-    """A diffusion network from its tensors, with or without a checkpoint's prefix; None if it is unknown."""
+    """A diffusion network from its tensors, with or without a checkpoint's prefix or in the layout of diffusers; None
+    if it is unknown."""
     for prefix in dict.fromkeys((model_detection.unet_prefix_from_state_dict(sd), "")):
         model_config = model_detection.model_config_from_unet(sd, prefix, metadata=metadata)
         if model_config is not None:
             return _diffusion_model(sd, prefix, model_config, model_options)
+    converted = to_own_layout(sd)
+    if converted is not None:
+        model_config = model_detection.model_config_from_unet(converted, "", metadata=metadata)
+        if model_config is not None:
+            return _diffusion_model(converted, "", model_config, model_options)
     return None
 
 
@@ -303,7 +310,7 @@ def load_clip(
         clip = load_text_encoder_state_dicts(
             state_dicts, embedding_directory, clip_type, model_options, folders=folders
         )
-    except (WeightsMismatch, KeyError) as e:
+    except (WeightsMismatch, DiffusersLayoutError, KeyError) as e:
         raise UnknownModelError(path, os.path.getsize(path), f"its tensors do not fit: {e}") from e
     if clip is None:
         names = " and ".join(kind.name for kind in kinds)
