@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import comfy.clip_vision
 import comfy.model_management
 import comfy.utils
 from comfy import model_detection
@@ -24,6 +25,7 @@ from comfy.lora import load_lora_for_models
 from comfy.model_base import WeightsMismatch
 from comfy.model_patcher import ModelPatcher
 from comfy.models.diffusers_layout import DiffusersLayoutError, to_own_layout
+from comfy.style_model import StyleModel, load_style_model
 from comfy.supported_models_base import ClipTarget
 from comfy.text_encoders import families
 from comfy.text_encoders.clip_handle import CLIP
@@ -35,6 +37,7 @@ __all__ = [
     "VAE",
     "CLIPType",
     "InvalidVAE",
+    "StyleModel",
     "UnknownModelError",
     "load_checkpoint",
     "load_checkpoint_guess_config",
@@ -43,6 +46,7 @@ __all__ = [
     "load_diffusion_model_state_dict",
     "load_lora_for_models",
     "load_state_dict_guess_config",
+    "load_style_model",
     "load_text_encoder_state_dicts",
     "load_unet",
     "load_unet_state_dict",
@@ -111,7 +115,7 @@ def load_checkpoint_guess_config(
     te_model_options: Mapping[str, Any] | None = None,
     disable_dynamic: bool = False,
 ) -> tuple[ModelPatcher | None, CLIP | None, VAE | None, Any]:
-    """(model, clip, vae, None) of a checkpoint file.
+    """(model, clip, vae, image encoder) of a checkpoint file; the last is None unless asked for and there.
 
     A checkpoint without text encoder gives None for it, one without autoencoder a VAE that raises InvalidVAE
     when used. embedding_directory: where the text encoder looks for textual inversions.
@@ -204,9 +208,12 @@ def load_state_dict_guess_config(
             log.warning("the checkpoint lacks the text encoder %s; the others are not loaded", " and ".join(missing))
         else:
             clip = _text_side(target, clip_sd, embedding_directory, te_model_options, folders)
+    vision = None
+    if output_clipvision:
+        vision = comfy.clip_vision.load_clipvision_from_sd(sd, "embedder.model.")
     if sd:
         log.debug("%d tensors of the checkpoint are not used, such as %s", len(sd), next(iter(sd)))
-    return model, clip, vae, None
+    return model, clip, vae, vision
 
 
 def _diffusion_model(

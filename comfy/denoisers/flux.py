@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -32,11 +33,17 @@ class Flux(BaseModel):
         guidance = kwargs.get("guidance", self.default_guidance)
         if guidance is not None:
             out["guidance"] = comfy.conds.CONDRegular(torch.tensor([float(guidance)]))
-        # Only the mask of a style model covers picture and text; a text encoder's counts words, and is not for here.
-        if kwargs.get("attention_mask_img_shape") is not None:
-            out["attention_mask"] = comfy.conds.CONDRegular(kwargs["attention_mask"])
+        if (bias := kwargs.get("style_attention_bias")) is not None:
+            image = self._image_tokens(kwargs["noise"], kwargs.get("reference_latents") or ())
+            scores = torch.nn.functional.pad(bias.float(), (0, image))
+            out["attention_mask"] = comfy.conds.CONDRegular(scores[:, None, None, :])
         add_references(self, out, kwargs)
         return out
+
+    def _image_tokens(self, noise: Tensor, references: Sequence[Tensor]) -> int:
+        """How many tokens the network makes of a latent and the pictures it looks at."""
+        patch = getattr(self.diffusion_model.config, "patch_size", 1)
+        return sum(-(-t.shape[-2] // patch) * -(-t.shape[-1] // patch) for t in (noise, *references))
 
     def concat_cond(self, **kwargs: Any) -> Tensor | None:
         """The picture's latent [batch, 16, ...]; for Fill followed by its mask, 64 pixels of a cell as channels."""

@@ -122,6 +122,23 @@ def test_flux_takes_guidance_references_and_pooled_vector():
     assert conds(family_model(Golden("flux2")), pooled_output=torch.ones(1, 32)).keys() == {"guidance"}
 
 
+def test_style_is_weighed_in_the_attention():
+    """Weight 0 hides its tokens: the same picture as without them."""
+    golden = Golden("flux_dev")
+    model = family_model(golden)
+    style = torch.randn(1, 3, 24, generator=torch.Generator().manual_seed(0))
+    plain = torch.cat([golden.inputs["context"], torch.zeros(2, 0, 24)], dim=1)
+    styled = torch.cat([plain, style.expand(2, -1, -1)], dim=1)
+    bias = torch.zeros(1, plain.shape[1] + 3)
+    bias[:, -3:] = -1e30
+    run = {k: golden.inputs[k] for k in ("guidance", "y")}
+    scores = conds(model, style_attention_bias=bias)["attention_mask"]
+    x, sigma = golden.inputs["x"], golden.inputs["sigma"]
+    hidden = model.apply_model(x, sigma, c_crossattn=styled, attention_mask=scores, **run)
+    assert error(hidden, golden.out["denoised"]) < LIMIT
+    assert error(model.apply_model(x, sigma, c_crossattn=styled, **run), golden.out["denoised"]) > 1e-3
+
+
 def test_fill_sees_picture_then_pixels_of_the_mask():
     model = family_model(Golden("flux_fill"))
     mask = torch.zeros(1, 64, 96)
