@@ -147,13 +147,14 @@ def _check_safetensors(path: str) -> None:
     _refuse_other_content(path)
     with open(path, "rb") as f:
         head = f.read(_LENGTH_BYTES)
-        if head[:2] == b"PK" or head[:1] == b"\x80":
-            cause = "it is a torch pickle with the wrong extension (.ckpt or .pt would be right)"
-            raise NotWeightsError(path, size, cause)
-        if len(head) < _LENGTH_BYTES:
-            raise TruncatedWeightsError(path, size, _TRUNCATED)
-        length = struct.unpack("<Q", head)[0]
         start = f.read(1)
+    # A header's length may begin with the same bytes as a pickle: what follows it decides.
+    if start != b"{" and (head[:2] == b"PK" or head[:1] == b"\x80"):
+        cause = "it is a torch pickle with the wrong extension (.ckpt or .pt would be right)"
+        raise NotWeightsError(path, size, cause)
+    if len(head) < _LENGTH_BYTES:
+        raise TruncatedWeightsError(path, size, _TRUNCATED)
+    length = struct.unpack("<Q", head)[0]
     if length > MAX_HEADER_BYTES or (start and start != b"{"):
         raise NotWeightsError(path, size, "it does not start with a safetensors header")
     header = safetensors_header(path)

@@ -173,3 +173,12 @@ def test_save_and_header(tmp_path):
     assert torch.equal(comfy.utils.load_torch_file(path)["t"], torch.ones(6, 4))
     assert json.loads(comfy.utils.safetensors_header(path))["__metadata__"] == {"k": "v"}
     assert comfy.utils.safetensors_header(path, max_size=3) is None
+
+
+@pytest.mark.parametrize("length", [0x80, 0x4B50])
+def test_length_of_a_header_may_look_like_a_pickle(tmp_path, length):
+    """One header in 32 has a length whose first byte is a pickle's (0x80); some begin as a zip file does ("PK")."""
+    header = json.dumps({"x": {"dtype": "F32", "shape": [3], "data_offsets": [0, 12]}}).encode().ljust(length)
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(struct.pack("<Q", length) + header + struct.pack("<3f", 1, 2, 3))
+    assert comfy.utils.load_torch_file(str(path))["x"].tolist() == [1, 2, 3]
