@@ -27,7 +27,17 @@ from torch import Tensor, nn
 import comfy.ops
 
 
-def optimized_attention(
+def exists(x: object) -> bool:
+    """Whether there is a value."""
+    return x is not None
+
+
+def default(val: object, d: object) -> object:
+    """`val`, or `d` in place of None."""
+    return val if exists(val) else d
+
+
+def attention_pytorch(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -59,6 +69,27 @@ def optimized_attention(
     return out.transpose(1, 2).flatten(2)
 
 
+def optimized_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    heads: int,
+    mask: Tensor | None = None,
+    attn_precision: torch.dtype | None = None,
+    skip_reshape: bool = False,
+    skip_output_reshape: bool = False,
+    **kwargs,
+) -> Tensor:
+    """The attention that models use: see `attention_pytorch`, which picks the fastest kernel there is."""
+    return attention_pytorch(
+        query, key, value, heads, mask, attn_precision, skip_reshape, skip_output_reshape, **kwargs
+    )
+
+
+# A mask is no reason for another function here.
+optimized_attention_masked = optimized_attention
+
+
 class GEGLU(nn.Module):
     """value * gelu(gate), both from one projection; the value is its first half."""
 
@@ -72,16 +103,29 @@ class GEGLU(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """GEGLU to `mult` times the width and back."""
+    """To `mult` times the width, a GELU (gated with `glu`), and to the width `dim_out` (default: back)."""
 
-    def __init__(self, dim: int, mult: int = 4, dtype=None, device=None, operations=comfy.ops.disable_weight_init):
+    def __init__(
+        self,
+        dim: int,
+        dim_out: int | None = None,
+        mult: int = 4,
+        glu: bool = False,
+        dropout: float = 0.0,
+        dtype=None,
+        device=None,
+        operations=comfy.ops.disable_weight_init,
+    ):
         super().__init__()
         inner = dim * mult
+        factory = {"dtype": dtype, "device": device}
         self.net = nn.Sequential(
-            GEGLU(dim, inner, dtype=dtype, device=device, operations=operations),
-            # Files number the output projection 2; the place of a dropout layer stays free.
-            nn.Identity(),
-            operations.Linear(inner, dim, dtype=dtype, device=device),
+            GEGLU(dim, inner, operations=operations, **factory)
+            if glu
+            else nn.Sequential(operations.Linear(dim, inner, **factory), nn.GELU()),
+            # Files number the output projection 2; the place of the dropout layer is kept without one, too.
+            nn.Dropout(dropout) if dropout else nn.Identity(),
+            operations.Linear(inner, dim_out or dim, **factory),
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -137,7 +181,16 @@ class CrossAttention(nn.Module):
 
 
 class BasicTransformerBlock(nn.Module):
-    """Self-attention, cross-attention, feed-forward; each normed before and added to the residual after."""
+    """Self-attention, cross-attention, feed-forward; each normed before and added to the residual after.
+
+    Variants of video models (Blattmann et al. 2023, "Stable Video Diffusion"): `ff_in`, a feed-forward before
+    everything, also to another width `inner_dim`; without the second attention
+    (`disable_temporal_crossattention`), or with it to the tokens themselves (`switch_temporal_ca_to_sa`).
+    `disable_self_attn`: the first attention looks at the context. `gated_ff=False`: GELU instead of GEGLU.
+    `checkpoint` is accepted for the interface's sake.
+
+    Raises ValueError when the second attention is both left out and switched.
+    """
 
     def __init__(
         self,
@@ -146,12 +199,21 @@ class BasicTransformerBlock(nn.Module):
         d_head: int,
         dropout: float = 0.0,
         context_dim: int | None = None,
+        gated_ff: bool = True,
+        checkpoint: bool = True,
+        ff_in: bool = False,
+        inner_dim: int | None = None,
+        disable_self_attn: bool = False,
+        disable_temporal_crossattention: bool = False,
+        switch_temporal_ca_to_sa: bool = False,
         attn_precision: torch.dtype | None = None,
         dtype=None,
         device=None,
         operations=comfy.ops.disable_weight_init,
     ):
         super().__init__()
+        if disable_temporal_crossattention and switch_temporal_ca_to_sa:
+            raise ValueError("disable_temporal_crossattention leaves nothing for switch_temporal_ca_to_sa")
         factory = {"dtype": dtype, "device": device}
         heads = {
             "heads": n_heads,
@@ -160,36 +222,59 @@ class BasicTransformerBlock(nn.Module):
             "attn_precision": attn_precision,
             "operations": operations,
         }
-        self.attn1 = CrossAttention(dim, **heads, **factory)
-        self.ff = FeedForward(dim, operations=operations, **factory)
-        self.attn2 = CrossAttention(dim, context_dim, **heads, **factory)
-        self.norm1 = operations.LayerNorm(dim, **factory)
-        self.norm2 = operations.LayerNorm(dim, **factory)
-        self.norm3 = operations.LayerNorm(dim, **factory)
+        feed_forward = {"glu": gated_ff, "dropout": dropout, "operations": operations, **factory}
+        self.ff_in = None
+        if ff_in or inner_dim is not None:
+            self.norm_in = operations.LayerNorm(dim, **factory)
+            self.ff_in = FeedForward(dim, dim_out=inner_dim, **feed_forward)
+        width = inner_dim or dim
+        self.is_res = width == dim
+        self.disable_self_attn = disable_self_attn
+        self.switch_temporal_ca_to_sa = switch_temporal_ca_to_sa
+        self.attn1 = CrossAttention(width, context_dim if disable_self_attn else None, **heads, **factory)
+        self.ff = FeedForward(width, dim_out=dim, **feed_forward)
+        self.attn2 = None
+        if not disable_temporal_crossattention:
+            self.attn2 = CrossAttention(width, None if switch_temporal_ca_to_sa else context_dim, **heads, **factory)
+            self.norm2 = operations.LayerNorm(width, **factory)
+        self.norm1 = operations.LayerNorm(width, **factory)
+        self.norm3 = operations.LayerNorm(width, **factory)
         self.n_heads = n_heads
         self.d_head = d_head
         self.attn_precision = attn_precision
 
     def forward(self, x: Tensor, context: Tensor | None = None, transformer_options: dict | None = None) -> Tensor:
         transformer_options = transformer_options or {}
-        if not (transformer_options.get("patches") or transformer_options.get("patches_replace")):
-            x = x + self.attn1(self.norm1(x))
-            x = x + self.attn2(self.norm2(x), context)
-            return x + self.ff(self.norm3(x))
-        return self._forward_patched(x, context, transformer_options)
+        if self.ff_in is not None:
+            widened = self.ff_in(self.norm_in(x))
+            x = x + widened if self.is_res else widened
+        first = context if self.disable_self_attn else None
+        second = None if self.switch_temporal_ca_to_sa else context
+        if transformer_options.get("patches") or transformer_options.get("patches_replace"):
+            x = self._forward_patched(x, first, second, transformer_options)
+        else:
+            x = x + self.attn1(self.norm1(x), first)
+            if self.attn2 is not None:
+                x = x + self.attn2(self.norm2(x), second)
+        out = self.ff(self.norm3(x))
+        return x + out if self.is_res else out
 
-    def _forward_patched(self, x: Tensor, context: Tensor | None, transformer_options: dict) -> Tensor:
+    def _forward_patched(
+        self, x: Tensor, first: Tensor | None, second: Tensor | None, transformer_options: dict
+    ) -> Tensor:
+        """Both attentions, to the contexts `first` and `second`."""
         options = {k: v for k, v in transformer_options.items() if k not in ("patches", "patches_replace")}
         options["n_heads"] = self.n_heads
         options["dim_head"] = self.d_head
         options["attn_precision"] = self.attn_precision
         patches = transformer_options.get("patches", {})
 
-        x = x + self._attend("attn1", self.attn1, self.norm1(x), None, transformer_options, options)
+        x = x + self._attend("attn1", self.attn1, self.norm1(x), first, transformer_options, options)
         for patch in patches.get("middle_patch", ()):
             x = patch(x, options)
-        x = x + self._attend("attn2", self.attn2, self.norm2(x), context, transformer_options, options)
-        return x + self.ff(self.norm3(x))
+        if self.attn2 is not None:
+            x = x + self._attend("attn2", self.attn2, self.norm2(x), second, transformer_options, options)
+        return x
 
     def _attend(
         self,
@@ -229,7 +314,8 @@ class SpatialTransformer(nn.Module):
     """Transformer blocks over the pixels of a feature map [batch, channels, height, width], as a residual.
 
     The projections in and out are 1x1 convolutions around the flattening (SD1) or linear layers inside it
-    (`use_linear`: SD2, SDXL). `context` may be one tensor or a list with one per block.
+    (`use_linear`: SD2, SDXL). `context` may be one tensor or a list with one per block, and so may its width
+    `context_dim`. `use_checkpoint` is accepted for the interface's sake.
     """
 
     def __init__(
@@ -239,8 +325,10 @@ class SpatialTransformer(nn.Module):
         d_head: int,
         depth: int = 1,
         dropout: float = 0.0,
-        context_dim: int | None = None,
+        context_dim: int | list[int] | None = None,
+        disable_self_attn: bool = False,
         use_linear: bool = False,
+        use_checkpoint: bool = True,
         attn_precision: torch.dtype | None = None,
         dtype=None,
         device=None,
@@ -258,18 +346,20 @@ class SpatialTransformer(nn.Module):
         else:
             self.proj_in = operations.Conv2d(in_channels, inner, kernel_size=1, **factory)
             self.proj_out = operations.Conv2d(inner, in_channels, kernel_size=1, **factory)
+        context_dims = context_dim if isinstance(context_dim, list) else [context_dim] * depth
         self.transformer_blocks = nn.ModuleList(
             BasicTransformerBlock(
                 inner,
                 n_heads,
                 d_head,
                 dropout=dropout,
-                context_dim=context_dim,
+                context_dim=width,
+                disable_self_attn=disable_self_attn,
                 attn_precision=attn_precision,
                 operations=operations,
                 **factory,
             )
-            for _ in range(depth)
+            for width in context_dims
         )
 
     def forward(

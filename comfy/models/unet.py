@@ -164,40 +164,84 @@ class TimestepBlock(nn.Module):
     """A module whose forward takes the time embedding as second argument."""
 
 
+def _convolution(operations: Any, dims: int, *args: Any, **kwargs: Any) -> nn.Module:
+    kinds = {1: "Conv1d", 2: "Conv2d", 3: "Conv3d"}
+    if dims not in kinds:
+        raise ValueError(f"dims is {dims}, expected 1, 2 or 3")
+    return getattr(operations, kinds[dims])(*args, **kwargs)
+
+
 class Upsample(nn.Module):
-    """Nearest neighbour to twice the size, or to the spatial size of `output_shape`; then a convolution."""
+    """Nearest neighbour to twice the size, or to the spatial size of `output_shape`; then a convolution, if
+    `use_conv`. With `dims=3` the first of the three sizes stays."""
 
     def __init__(
         self,
         channels: int,
+        use_conv: bool = True,
+        dims: int = 2,
         out_channels: int | None = None,
+        padding: int = 1,
         dtype=None,
         device=None,
         operations=comfy.ops.disable_weight_init,
     ):
         super().__init__()
-        self.conv = operations.Conv2d(channels, out_channels or channels, 3, padding=1, dtype=dtype, device=device)
+        self.channels = channels
+        self.out_channels = out_channels or channels
+        self.use_conv = use_conv
+        self.dims = dims
+        if use_conv:
+            self.conv = _convolution(
+                operations, dims, channels, self.out_channels, 3, padding=padding, dtype=dtype, device=device
+            )
 
     def forward(self, x: Tensor, output_shape: tuple[int, ...] | None = None) -> Tensor:
-        size = tuple(output_shape[2:]) if output_shape is not None else (x.shape[2] * 2, x.shape[3] * 2)
-        return self.conv(F.interpolate(x, size=size, mode="nearest"))
+        factors = (1, 2, 2) if self.dims == 3 else (2,) * self.dims
+        size = (
+            tuple(output_shape[2:]) if output_shape is not None else tuple(n * f for n, f in zip(x.shape[2:], factors))
+        )
+        x = F.interpolate(x, size=size, mode="nearest")
+        return self.conv(x) if self.use_conv else x
 
 
 class Downsample(nn.Module):
-    """Convolution with stride 2; odd sizes round up."""
+    """Convolution with stride 2, odd sizes round up; without `use_conv` the mean of each pair, odd sizes round down.
+    With `dims=3` the first of the three sizes stays."""
 
     def __init__(
         self,
         channels: int,
+        use_conv: bool = True,
+        dims: int = 2,
         out_channels: int | None = None,
+        padding: int = 1,
         dtype=None,
         device=None,
         operations=comfy.ops.disable_weight_init,
     ):
         super().__init__()
-        self.op = operations.Conv2d(
-            channels, out_channels or channels, 3, stride=2, padding=1, dtype=dtype, device=device
-        )
+        self.channels = channels
+        self.out_channels = out_channels or channels
+        self.use_conv = use_conv
+        self.dims = dims
+        stride = (1, 2, 2) if dims == 3 else 2
+        if use_conv:
+            self.op = _convolution(
+                operations,
+                dims,
+                channels,
+                self.out_channels,
+                3,
+                stride=stride,
+                padding=padding,
+                dtype=dtype,
+                device=device,
+            )
+        else:
+            if self.out_channels != channels:
+                raise ValueError(f"without a convolution {channels} channels cannot become {out_channels}")
+            self.op = {1: nn.AvgPool1d, 2: nn.AvgPool2d, 3: nn.AvgPool3d}[dims](stride, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.op(x)

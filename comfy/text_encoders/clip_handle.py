@@ -22,7 +22,7 @@ class CLIP:
     """Tokenizer, encoder model and patcher of one text side.
 
     target: what builds them; state_dict: the encoder's tensors, named as its model names them. `clone()`
-    shares the model.
+    shares the model. disable_dynamic: accepted for the interface's sake; encoders are always loaded whole.
     """
 
     def __init__(
@@ -34,6 +34,7 @@ class CLIP:
         parameters: int = 0,
         state_dict: Mapping[str, Tensor] | None = None,
         model_options: Mapping[str, Any] | None = None,
+        disable_dynamic: bool = False,
     ):
         if no_init:
             return

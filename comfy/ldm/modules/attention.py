@@ -1,0 +1,11 @@
+"""Attention and spatial transformers: `comfy.models.attention`."""
+
+import comfy.models.attention
+from comfy.faces import mirror
+from comfy.models.attention import attention_pytorch
+
+# One function for all: torch picks the kernel, sliced and sub-quadratic ones for want of memory included.
+attention_basic = attention_split = attention_sub_quad = attention_pytorch
+attention_xformers = attention_flash = attention_sage = attention_pytorch
+
+mirror(__name__, comfy.models.attention)
