@@ -162,6 +162,8 @@ class PromptExecutor:
         """Run the prompt on a loop of its own; `_ending` becomes the last event."""
         import torch
 
+        from comfy.cli_args import args
+
         run = Run(
             prompt_id,
             dict(prompt),
@@ -171,12 +173,14 @@ class PromptExecutor:
             self.caches.objects,
             self,
             self._new_registry,
+            strict=args.strict_cache,
         )
         external_cache.announce("on_prompt_start", prompt_id)
         loop = asyncio.new_event_loop()
         try:
             asyncio.set_event_loop(loop)
-            with torch.inference_mode():
+            # Strict mode counts writes to tensors, which inference mode does not.
+            with torch.no_grad() if args.strict_cache else torch.inference_mode():
                 loop.run_until_complete(run.execute())
             self._ending = "execution_success", {"prompt_id": prompt_id}, False
         except NodeFailed as failure:

@@ -308,6 +308,11 @@ def _add_device_flags(parser: argparse.ArgumentParser) -> None:
     cache.add_argument("--cache-classic", action="store_true", help="keep the results of the last prompt")
     cache.add_argument("--cache-lru", type=int, default=0, metavar="N", help="keep up to N node results")
     cache.add_argument("--cache-none", action="store_true", help="keep no node results")
+    dev.add_argument(
+        "--strict-cache",
+        action="store_true",
+        help="hand nodes copies of tensors and report nodes that change their inputs in place; slower",
+    )
     cache.add_argument("--high-ram", action="store_true", help="as --cache-classic, using more RAM for weights")
 
 

@@ -6,6 +6,7 @@ Everything here happens in the worker's thread, on an event loop made for this r
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,10 +21,14 @@ from comfy_execution.expansion import Expansion
 from comfy_execution.facts import FactsBook, NodeFacts, nested
 from comfy_execution.fingerprints import ask_fingerprints
 from comfy_execution.graph import DynamicPrompt, ExecutionBlocker, NodeNotFoundError
+from comfy_execution.links import is_link
 from comfy_execution.progress import ProgressRegistry
 from comfy_execution.results import RunResults
 from comfy_execution.schedule import Schedule
 from comfy_execution.signatures import Signatures
+from comfy_execution.strict import InputGuard
+
+log = logging.getLogger(__name__)
 
 _STORE_SECONDS = 10.0  # how long a run waits, at its end, for stores outside of the process
 
@@ -78,6 +83,7 @@ class _Calls:
     results: list[Any]
     arguments: Arguments
     started: float
+    guard: InputGuard | None = None
 
 
 class Run:
@@ -87,6 +93,7 @@ class Run:
         prompt: the prompt; the dict is the run's own, its nodes are shared and left as they are.
         outputs: the output nodes to execute, in order.
         extra_data: the prompt's extra data, secrets included.
+        strict: nodes get copies of tensors, and changes to them are reported (see `comfy_execution.strict`).
     """
 
     def __init__(
@@ -99,6 +106,7 @@ class Run:
         objects: ObjectStore,
         announcer: Announcer,
         registry_for: Any,
+        strict: bool = False,
     ) -> None:
         self.prompt_id = prompt_id
         self.prompt = DynamicPrompt(prompt)
@@ -107,6 +115,7 @@ class Run:
         self.cache = cache
         self.objects = objects
         self.announcer = announcer
+        self.strict = strict
         self.progress: ProgressRegistry = registry_for(prompt_id, self.prompt)
         self.book = FactsBook()
         self.signatures: Signatures | None = None
@@ -223,10 +232,12 @@ class Run:
             arguments = gather(
                 node_id, facts, self.prompt, self.results, self.extra_data, self._requested.get(node_id, ())
             )
+            guard = self._guard(node_id, arguments)
             instance = self._instance(node_id, facts, arguments)
             if facts.has_lazy_check and await self._ask_lazy(node_id, facts, instance, arguments):
                 return Outcome.WAITING
             calls = self._call(node_id, facts, instance, arguments)
+            calls.guard = guard
             if calling.tasks_of(calls.results):
                 await asyncio.sleep(0)  # a coroutine that does not wait ends here
                 if calling.tasks_of(calls.results) and not calling.any_failed(calls.results):
@@ -238,6 +249,15 @@ class Run:
         except BaseException as error:
             data = arguments.data if arguments is not None else {}
             raise NodeFailed(node_id, error, data) from error
+
+    def _guard(self, node_id: str, arguments: Arguments) -> InputGuard | None:
+        """In strict mode: put copies of the tensors in the place of other nodes' results."""
+        if not self.strict:
+            return None
+        inputs = self.prompt.get_node(node_id).get("inputs", {})
+        guard = InputGuard(arguments.data, [name for name, value in inputs.items() if is_link(value)])
+        arguments.data = guard.data
+        return guard
 
     def _instance(self, node_id: str, facts: NodeFacts, arguments: Arguments) -> Any:
         if facts.is_v3:
@@ -324,6 +344,8 @@ class Run:
         except BaseException as error:
             calling.abandon(calls.results)
             raise NodeFailed(node_id, error, calls.arguments.data) from error
+        if calls.guard is not None and (changed := calls.guard.changed()):
+            self._report_changed(node_id, facts, changed)
         self._done(node_id, outputs, time.perf_counter() - calls.started)
         return Outcome.DONE
 
@@ -418,6 +440,16 @@ class Run:
             "current_outputs": [],
         }
         self.announcer.send("execution_error", data)
+
+    def _report_changed(self, node_id: str, facts: NodeFacts, inputs: list[str]) -> None:
+        """A node wrote to tensors that are other nodes' results: say so in the log, to the client, in the history."""
+        real_id = self.prompt.get_real_node_id(node_id)
+        names = ", ".join(inputs)
+        log.warning(
+            "prompt %s: node %s (%s) changes its input in place: %s", self.prompt_id, real_id, facts.class_type, names
+        )
+        data = {"prompt_id": self.prompt_id, "node_id": real_id, "node_type": facts.class_type, "inputs": inputs}
+        self.announcer.record("input_changed", data)
 
     # --- stores outside ----------------------------------------------------------------------------------------
 
