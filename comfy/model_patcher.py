@@ -21,6 +21,7 @@ import comfy.weight_patches
 from comfy.model_options import OptionSetters, create_model_options_clone, set_model_options_patch_replace
 from comfy.patcher_attachments import Attachments
 from comfy.patcher_extension import CallbacksMP
+from comfy.patcher_hooks import HookedWeights
 
 __all__ = [
     "CoreModelPatcher",
@@ -35,7 +36,7 @@ log = logging.getLogger(__name__)
 PATCH_DTYPE = torch.float32
 
 
-class ModelPatcher(OptionSetters, Attachments):
+class ModelPatcher(OptionSetters, Attachments, HookedWeights):
     """See the module. `load_device` is where the model runs, `offload_device` where it waits."""
 
     def __init__(
@@ -61,6 +62,7 @@ class ModelPatcher(OptionSetters, Attachments):
         self.cached_patcher_init: tuple | None = None
         self.is_clip = False
         self.init_attachments()
+        self.init_hooks()
         if not hasattr(model, "model_loaded_weight_memory"):
             model.device = self.offload_device
             model.model_loaded_weight_memory = 0
@@ -81,6 +83,7 @@ class ModelPatcher(OptionSetters, Attachments):
         n.cached_patcher_init = self.cached_patcher_init
         n.is_clip = self.is_clip
         self.copy_attachments_to(n)
+        self.copy_hooks_to(n)
         for callback in self.get_all_callbacks(CallbacksMP.ON_CLONE):
             callback(self, n)
         return n
@@ -272,6 +275,7 @@ class ModelPatcher(OptionSetters, Attachments):
         """The weights part of `patch_model`."""
         device_to = self.load_device if device_to is None else torch.device(device_to)
         model = self.model
+        self.unpatch_hooks()
         if model.current_weight_patches_uuid != self.patches_uuid or force_patch_weights:
             self._restore_weights()
             for key in self.patches:
@@ -291,6 +295,7 @@ class ModelPatcher(OptionSetters, Attachments):
     def unpatch_model(self, device_to: torch.device | None = None, unpatch_weights: bool = True) -> None:
         """Take the wishes out again; the weights go to `device_to` if one is given."""
         self.eject_model()
+        self.unpatch_hooks()
         if unpatch_weights:
             self._restore_weights()
             _leave_device(self.model, device_to)
@@ -332,17 +337,13 @@ class ModelPatcher(OptionSetters, Attachments):
 
     def prepare_state(self, timestep: Tensor) -> None:
         """Called before each evaluation of the model."""
+        self.advance_hooks(timestep)
         for callback in self.get_all_callbacks(CallbacksMP.ON_PREPARE_STATE):
             callback(self, timestep)
 
-    def apply_hooks(self, hooks: Any = None, transformer_options: dict | None = None, force_apply=False) -> dict:
-        """Options that the hooks of a conditioning entry ask for."""
-        if hooks is not None:
-            raise NotImplementedError("conditioning hooks cannot be applied to this model")
-        return {}
-
     def cleanup(self) -> None:
         """Called when sampling has ended, also after an error."""
+        self.unpatch_hooks()
         if getattr(self.model, "current_patcher", None) is self:
             self.model.current_patcher = None
         for callback in self.get_all_callbacks(CallbacksMP.ON_CLEANUP):

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from comfy import patcher_extension
+from comfy.hooks import HookGroup
 from comfy.resize import reshape_mask
 from comfy.sampling.cond_prepare import Conds, convert_cond
 
@@ -67,7 +68,7 @@ def get_additional_models_from_model_options(model_options: dict[str, Any] | Non
     models = []
     if registered is not None and hasattr(registered, "hooks"):
         for hook in registered.hooks:
-            models += (getattr(hook, "model", None) and [hook.model]) or []
+            models += getattr(hook, "models", [])
     return models
 
 
@@ -140,7 +141,7 @@ def prepare_model_patcher(model: Any, conds: Conds, model_options: dict[str, Any
     register = getattr(model, "register_all_hook_patches", None)
     if not groups or register is None:
         return
-    combined = groups[0]
-    for other in groups[1:]:
-        combined = combined.clone_and_combine(other)
+    # The entries' own hooks, not clones: their keyframes are to advance with the run.
+    combined = HookGroup()
+    combined.hooks = [hook for group in groups for hook in group.hooks]
     register(combined, {}, model_options)

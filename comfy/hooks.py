@@ -1,0 +1,318 @@
+"""Hooks: changes to a model that only some entries of a conditioning ask for.
+
+An entry's option `hooks` holds a `HookGroup`. While the model computes a prediction for that entry, its hooks are in
+force: weights are patched, options of the transformer are merged in. A `HookKeyframeGroup` scales a hook over the
+course of sampling. `comfy.patcher_hooks` puts hooks in force.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from comfy.patcher_extension import merge_nested_dicts
+
+
+class EnumHookType(enum.Enum):
+    """Kinds of hooks."""
+
+    Weight = "weight"
+    AdditionalModels = "add_models"
+    TransformerOptions = "transformer_options"
+
+
+class HookRef:
+    """Identity of a hook: its clones have the same one."""
+
+
+class Hook:
+    """Something that is in force for some entries. `hook_keyframe` scales it; clones share `hook_ref`."""
+
+    hook_type: EnumHookType | None = None
+
+    def __init__(self, hook_ref: HookRef | None = None, hook_keyframe: HookKeyframeGroup | None = None):
+        self.hook_ref = hook_ref or HookRef()
+        self.hook_keyframe = hook_keyframe or HookKeyframeGroup()
+
+    @property
+    def strength(self) -> float:
+        """What the keyframes say now."""
+        return self.hook_keyframe.strength
+
+    def clone(self) -> Hook:
+        """A hook with the same identity, and keyframes of its own."""
+        c = self.__class__.__new__(self.__class__)
+        c.__dict__.update(self.__dict__)
+        c.hook_keyframe = self.hook_keyframe.clone()
+        return c
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and other.hook_ref is self.hook_ref
+
+    def __hash__(self) -> int:
+        return hash(self.hook_ref)
+
+
+class WeightHook(Hook):
+    """Patches of weights.
+
+    weights: a LoRA's tensors by name, or with `is_diff` patches by the model's own names. They are matched to a
+    model when it registers the hook.
+    """
+
+    hook_type = EnumHookType.Weight
+
+    def __init__(
+        self,
+        strength_model: float = 1.0,
+        strength_clip: float = 1.0,
+        weights: Mapping[str, Any] | None = None,
+        is_diff: bool = False,
+    ):
+        super().__init__()
+        self.weights = weights or {}
+        self.is_diff = is_diff
+        self._strength_model = strength_model
+        self._strength_clip = strength_clip
+
+    @property
+    def strength_model(self) -> float:
+        """Strength for diffusion models, now."""
+        return self._strength_model * self.strength
+
+    @property
+    def strength_clip(self) -> float:
+        """Strength for text encoders, now."""
+        return self._strength_clip * self.strength
+
+    def patches_for(self, patcher: Any) -> dict[Any, Any]:
+        """key of a weight -> patch, for what the model of `patcher` has."""
+        import comfy.lora
+
+        if self.is_diff:
+            return dict(self.weights)
+        if patcher.is_clip:
+            names = comfy.lora.model_lora_keys_clip(patcher.model, {})
+        else:
+            names = comfy.lora.model_lora_keys_unet(patcher.model, {})
+        return comfy.lora.load_lora(comfy.lora.convert_lora(self.weights), names, log_missing=False)
+
+
+class AdditionalModelsHook(Hook):
+    """Patchers that are loaded together with the model."""
+
+    hook_type = EnumHookType.AdditionalModels
+
+    def __init__(self, models: list[Any] | None = None, key: str | None = None):
+        super().__init__()
+        self.models = models or []
+        self.key = key
+
+
+class TransformerOptionsHook(Hook):
+    """Entries that are merged into `transformer_options`: patches, replacements, wrappers."""
+
+    hook_type = EnumHookType.TransformerOptions
+
+    def __init__(self, transformers_dict: dict[str, Any] | None = None):
+        super().__init__()
+        self.transformers_dict = transformers_dict or {}
+
+
+WrapperHook = TransformerOptionsHook
+
+
+class HookGroup:
+    """Hooks in order, each once."""
+
+    def __init__(self):
+        self.hooks: list[Hook] = []
+
+    def __len__(self) -> int:
+        return len(self.hooks)
+
+    def add(self, hook: Hook) -> None:
+        """Put a hook at the end, unless it is there."""
+        if hook not in self.hooks:
+            self.hooks.append(hook)
+
+    def remove(self, hook: Hook) -> None:
+        """Take a hook out, if it is there."""
+        if hook in self.hooks:
+            self.hooks.remove(hook)
+
+    def contains(self, hook: Hook) -> bool:
+        return hook in self.hooks
+
+    def get_type(self, hook_type: EnumHookType) -> list[Hook]:
+        """The hooks of one kind."""
+        return [hook for hook in self.hooks if hook.hook_type is hook_type]
+
+    def is_subset_of(self, other: HookGroup) -> bool:
+        return set(self.hooks) <= set(other.hooks)
+
+    def clone(self) -> HookGroup:
+        """A group of clones."""
+        c = HookGroup()
+        for hook in self.hooks:
+            c.add(hook.clone())
+        return c
+
+    def clone_and_combine(self, other: HookGroup | None) -> HookGroup:
+        """Clones of these hooks and of the other group's."""
+        c = self.clone()
+        for hook in other.hooks if other is not None else ():
+            c.add(hook.clone())
+        return c
+
+    def set_keyframes_on_hooks(self, hook_kf: HookKeyframeGroup | None) -> None:
+        """Give every hook these keyframes (None: none)."""
+        keyframes = (hook_kf or HookKeyframeGroup()).clone()
+        for hook in self.hooks:
+            hook.hook_keyframe = keyframes
+
+    @staticmethod
+    def combine_all_hooks(hooks_list: Iterable[HookGroup | None], require_count: int = 0) -> HookGroup | None:
+        """One group of all; None when fewer than `require_count` groups, or none at all, are given."""
+        groups = [group for group in hooks_list if group is not None]
+        if not groups or len(groups) < require_count:
+            return None
+        combined = groups[0]
+        for group in groups[1:]:
+            combined = combined.clone_and_combine(group)
+        return combined
+
+
+class HookKeyframe:
+    """From `start_percent` (0 begin, 1 end of sampling) on, a strength, for `guarantee_steps` steps at least."""
+
+    def __init__(self, strength: float, start_percent: float = 0.0, guarantee_steps: int = 1):
+        self.strength = strength
+        self.start_percent = float(start_percent)
+        self.start_t = float("inf")  # the sigma that is; known once the model is
+        self.guarantee_steps = guarantee_steps
+
+    def clone(self) -> HookKeyframe:
+        c = HookKeyframe(self.strength, self.start_percent, self.guarantee_steps)
+        c.start_t = self.start_t
+        return c
+
+
+class HookKeyframeGroup:
+    """Keyframes by start, and which of them is the current one. Without any the strength is 1."""
+
+    def __init__(self):
+        self.keyframes: list[HookKeyframe] = []
+        self.reset()
+
+    def reset(self) -> None:
+        """Back to the first."""
+        self._index = 0
+        self._used_steps = 0
+        self._last_sigma: float | None = None
+
+    def add(self, keyframe: HookKeyframe) -> None:
+        """Put in a keyframe; of equal starts the one added last comes last."""
+        self.keyframes.append(keyframe)
+        self.keyframes.sort(key=lambda k: k.start_percent)
+        self.reset()
+
+    def is_empty(self) -> bool:
+        return not self.keyframes
+
+    def has_index(self, index: int) -> bool:
+        return 0 <= index < len(self.keyframes)
+
+    @property
+    def strength(self) -> float:
+        """The current keyframe's."""
+        return self.keyframes[self._index].strength if self.keyframes else 1.0
+
+    def clone(self) -> HookKeyframeGroup:
+        c = HookKeyframeGroup()
+        c.keyframes = [k.clone() for k in self.keyframes]
+        return c
+
+    def initialize_timesteps(self, model: Any) -> None:
+        """Learn the sigmas of the starts from `model.model_sampling`, and begin anew."""
+        for keyframe in self.keyframes:
+            keyframe.start_t = float(model.model_sampling.percent_to_sigma(keyframe.start_percent))
+        self.reset()
+
+    def prepare_current_keyframe(self, sigma: float) -> bool:
+        """Go on to the keyframe for this sigma; returns whether the strength has changed. Several calls with one
+        sigma are one step."""
+        if not self.keyframes or sigma == self._last_sigma:
+            return False
+        before = self.strength
+        self._last_sigma = sigma
+        if self._used_steps >= self.keyframes[self._index].guarantee_steps:
+            for index in range(self._index + 1, len(self.keyframes)):
+                keyframe = self.keyframes[index]
+                if keyframe.start_t < sigma:
+                    break
+                self._index, self._used_steps = index, 0
+                if keyframe.guarantee_steps > 0:
+                    break
+        self._used_steps += 1
+        return self.strength != before
+
+
+def create_hook_lora(lora: Mapping[str, Tensor], strength_model: float, strength_clip: float) -> HookGroup:
+    """A group with one hook: a LoRA's tensors."""
+    group = HookGroup()
+    group.add(WeightHook(strength_model, strength_clip, lora))
+    return group
+
+
+def create_transformer_options_from_hooks(hooks: Iterable[Hook]) -> dict[str, Any]:
+    """What the hooks that are `TransformerOptionsHook`s merge into `transformer_options`."""
+    merged: dict[str, Any] = {}
+    for hook in hooks:
+        if isinstance(hook, TransformerOptionsHook):
+            merged = merge_nested_dicts(merged, hook.transformers_dict)
+    return merged
+
+
+def load_hook_lora_for_models(
+    model: Any, clip: Any, lora: Mapping[str, Tensor], strength_model: float, strength_clip: float
+) -> tuple[Any, Any, HookGroup]:
+    """Clones of a model and a text side (either may be None), and a group with the LoRA for both."""
+    group = create_hook_lora(lora, strength_model, strength_clip)
+    return (None if model is None else model.clone()), (None if clip is None else clip.clone()), group
+
+
+# Conditioning with hooks is a subject of its own; packs look for it here.
+from comfy.cond_hooks import (  # noqa: E402
+    set_conds_props,
+    set_conds_props_and_combine,
+    set_default_conds_and_combine,
+    set_hooks_for_conditioning,
+    set_mask_for_conditioning,
+    set_timesteps_for_conditioning,
+)
+
+__all__ = [
+    "AdditionalModelsHook",
+    "EnumHookType",
+    "Hook",
+    "HookGroup",
+    "HookKeyframe",
+    "HookKeyframeGroup",
+    "HookRef",
+    "TransformerOptionsHook",
+    "WeightHook",
+    "WrapperHook",
+    "create_hook_lora",
+    "create_transformer_options_from_hooks",
+    "load_hook_lora_for_models",
+    "set_conds_props",
+    "set_conds_props_and_combine",
+    "set_default_conds_and_combine",
+    "set_hooks_for_conditioning",
+    "set_mask_for_conditioning",
+    "set_timesteps_for_conditioning",
+]
