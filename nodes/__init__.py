@@ -60,6 +60,7 @@ EXTRA_FAMILIES = (
     "image_batches",
     "image_tiles",
     "image_resize",
+    "upscale_models",
     "image_filters",
     "edges",
     "image_output",

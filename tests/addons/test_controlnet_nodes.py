@@ -77,9 +77,7 @@ def test_other_weights_are_no_control(folder):
 
 def test_entries_share_controls_with_the_same_history(net):
     positive, negative = conditioning(0) + conditioning(1), conditioning(2)
-    positive, negative = nodes.ControlNetApplyAdvanced().apply_controlnet(
-        positive, negative, net, IMAGE, 0.5, 0.1, 0.9
-    )
+    positive, negative = nodes.ControlNetApplyAdvanced().apply_controlnet(positive, negative, net, IMAGE, 0.5, 0.1, 0.9)
     controls = [options["control"] for _, options in positive + negative]
     assert len({id(c) for c in controls}) == 1 and controls[0] is not net
     assert controls[0].strength == 0.5 and controls[0].timestep_percent_range == (0.1, 0.9)

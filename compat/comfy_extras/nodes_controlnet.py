@@ -1,0 +1,5 @@
+"""Re-exports; see `nodes`."""
+
+from nodes.controlnet import ControlNetInpaintingAliMamaApply, SetUnionControlNetType
+
+__all__ = ["ControlNetInpaintingAliMamaApply", "SetUnionControlNetType"]
