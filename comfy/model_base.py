@@ -35,10 +35,10 @@ _FAMILIES = {
         "SDXL",
         "SDXL_instructpix2pix",
         "SDXLRefiner",
-        "SD21UNCLIP",
     ),
     "comfy.denoisers.transformer": ("AuraFlow", "HiDream", "Lumina2", "PixArt", "QwenImage", "SD3"),
     "comfy.denoisers.flux": ("Chroma", "Flux", "Flux2"),
+    "comfy.denoisers.unclip": ("CLIPEmbeddingNoiseAugmentation", "SD21UNCLIP"),
 }
 
 # Activations a network keeps at its peak, in bytes per latent cell and byte of its number format, for

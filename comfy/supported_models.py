@@ -16,6 +16,7 @@ import comfy.latent_formats
 from comfy import supported_models_base
 from comfy.denoisers import flux as flux_denoisers
 from comfy.denoisers import transformer as transformer_denoisers
+from comfy.denoisers import unclip as unclip_denoisers
 from comfy.denoisers import unet as unet_denoisers
 from comfy.model_sampling import ModelType
 from comfy.models import auraflow, chroma, flux, flux2, hidream, lumina2, mmdit, pixart, qwen_image
@@ -94,6 +95,20 @@ class SD20(UNetFamily):
 
     def clip_target(self, state_dict: Mapping[str, Tensor] | None = None) -> ClipTarget:
         return text_families.SD2
+
+
+class SD21UnclipH(SD20):
+    """Stable Diffusion 2.1 unCLIP: the vector of ViT-H's image part, and how blurred it is."""
+
+    unet_config = {**SD20.unet_config, "adm_in_channels": 2 * 1024}
+    base_model = unclip_denoisers.SD21UNCLIP
+
+
+class SD21UnclipL(SD20):
+    """As above, with ViT-L."""
+
+    unet_config = {**SD20.unet_config, "adm_in_channels": 2 * 768}
+    base_model = unclip_denoisers.SD21UNCLIP
 
 
 class SDXL(UNetFamily):
@@ -377,6 +392,8 @@ models: list[Any] = [
     SD15_instructpix2pix,
     SD15,
     SD20,
+    SD21UnclipL,
+    SD21UnclipH,
     SDXLRefiner,
     SDXL_instructpix2pix,
     SSD1B,

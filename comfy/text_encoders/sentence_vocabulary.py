@@ -21,24 +21,25 @@ log = logging.getLogger(__name__)
 Encode = Callable[[str], list[int]]
 # File names, in order of preference: of the `tokenizers` library, of SentencePiece.
 TOKENIZER_FILES = ("tokenizer.json", "spiece.model", "tokenizer.model")
+# In which order the hub is asked for them: small ones first.
+HUB_FILES = ("spiece.model", "tokenizer.model", "tokenizer.json")
 # Seconds to wait for the hub's answer.
 HUB_TIMEOUT = 10
 
 
 class Source(NamedTuple):
-    """A vocabulary: what it is for, its repository on the hub, the file to get from there, and how many pieces it has
-    (a file beside the weights may be another encoder's)."""
+    """A vocabulary: what it is for, its repository on the hub, and how many pieces it has (a file beside the weights
+    may be another encoder's)."""
 
     label: str
     repository: str
-    file: str
     pieces: int
 
 
 SOURCES = {
-    "t5": Source("T5", "google/t5-v1_1-xxl", "spiece.model", 32000),
-    "pile_t5": Source("Pile-T5", "EleutherAI/pile-t5-xl", "tokenizer.model", 32000),
-    "umt5": Source("UMT5", "google/umt5-xxl", "spiece.model", 256000),
+    "t5": Source("T5", "google/t5-v1_1-xxl", 32000),
+    "pile_t5": Source("Pile-T5", "EleutherAI/pile-t5-xl", 32000),
+    "umt5": Source("UMT5", "google/umt5-xxl", 256000),
 }
 # T5's file counts 100 placeholders too; encoders round their tables up.
 PIECES_MARGIN = 400
@@ -78,21 +79,30 @@ class Vocabulary:
                 source.label,
                 " or ".join(TOKENIZER_FILES[:2]),
                 [*map(str, self.folders), str(own), f"the hub's {source.repository} ({error})"],
-                f"Put the file {source.file} of {source.repository} into {own}.",
+                f"Put that file of {source.repository} into {own}.",
             ) from error
         found = _read(downloaded, source)
         if found is None:
-            raise MissingVocabularyError(source.label, source.file, [str(downloaded)], "It is another vocabulary.")
+            raise MissingVocabularyError(source.label, downloaded.name, [str(downloaded)], "It is another vocabulary.")
         return found
 
 
 def download(source: Source, folder: Path) -> Path:
-    """Fetch the file of `source` into `folder`; raises the hub client's errors."""
+    """Fetch a file of `source` into `folder`; raises the hub client's errors."""
     import huggingface_hub
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
     log.info("fetching the vocabulary of %s from %s", source.label, source.repository)
-    path = huggingface_hub.hf_hub_download(source.repository, source.file, local_dir=folder, etag_timeout=HUB_TIMEOUT)
-    return Path(path)
+    missing: Exception | None = None
+    for name in HUB_FILES:
+        try:
+            path = huggingface_hub.hf_hub_download(source.repository, name, local_dir=folder, etag_timeout=HUB_TIMEOUT)
+            return Path(path)
+        except LocalEntryNotFoundError:  # the hub was not reached: the other files cannot be had either
+            raise
+        except EntryNotFoundError as error:
+            missing = error
+    raise missing or FileNotFoundError(source.repository)
 
 
 def _read(path: Path, source: Source) -> Encode | None:

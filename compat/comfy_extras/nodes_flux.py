@@ -1,6 +1,7 @@
 """Re-exports; see `nodes`."""
 
 from nodes.empty_latents import EmptyFlux2LatentImage
+from nodes.family_text import CLIPTextEncodeFlux
 from nodes.model_conditioning import (
     FluxDisableGuidance,
     FluxGuidance,
@@ -10,6 +11,7 @@ from nodes.model_conditioning import (
 from nodes.model_schedulers import Flux2Scheduler
 
 __all__ = [
+    "CLIPTextEncodeFlux",
     "EmptyFlux2LatentImage",
     "Flux2Scheduler",
     "FluxDisableGuidance",

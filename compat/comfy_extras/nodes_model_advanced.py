@@ -3,14 +3,24 @@
 from comfy.model_sampling import LCM as LCM
 from comfy.model_sampling import ModelSamplingDiscreteDistilled as ModelSamplingDiscreteDistilled
 from comfy.sampling.sigma_tables import rescale_zero_terminal_snr_sigmas as rescale_zero_terminal_snr_sigmas
+from nodes.model_parametrisation import (
+    ModelSamplingContinuousEDM,
+    ModelSamplingContinuousV,
+    ModelSamplingDiscrete,
+    ModelSamplingStableCascade,
+)
 from nodes.model_sampling import ModelSamplingAuraFlow, ModelSamplingFlux, ModelSamplingSD3, RescaleCFG
 
 __all__ = [
     "LCM",
     "ModelSamplingAuraFlow",
+    "ModelSamplingContinuousEDM",
+    "ModelSamplingContinuousV",
+    "ModelSamplingDiscrete",
     "ModelSamplingDiscreteDistilled",
     "ModelSamplingFlux",
     "ModelSamplingSD3",
+    "ModelSamplingStableCascade",
     "RescaleCFG",
     "rescale_zero_terminal_snr_sigmas",
 ]

@@ -116,6 +116,18 @@ def test_pictures_are_cut_or_squeezed():
     assert grey.unique().item() == pytest.approx(127 / 255)
 
 
+OPEN_CLIP_PARTS = {
+    "encoder.layers.": "transformer.resblocks.",
+    "self_attn.q_proj.": "attn.in_proj_",
+    "self_attn.": "attn.",
+    "layer_norm": "ln_",
+    "mlp.fc1": "mlp.c_fc",
+    "mlp.fc2": "mlp.c_proj",
+    "pre_layrnorm": "ln_pre",
+    "post_layernorm": "ln_post",
+}
+
+
 def to_open_clip(sd: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     names = {
         "vision_model.embeddings.class_embedding": "class_embedding",
@@ -129,11 +141,7 @@ def to_open_clip(sd: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
             continue
         if "self_attn.q_proj" in key:
             value = torch.cat([sd[key.replace("q_proj", f"{n}_proj")] for n in "qkv"])
-        for own, other in (
-            ("encoder.layers.", "transformer.resblocks."), ("self_attn.q_proj.", "attn.in_proj_"),
-            ("self_attn.", "attn."), ("layer_norm", "ln_"), ("mlp.fc1", "mlp.c_fc"), ("mlp.fc2", "mlp.c_proj"), ("pre_layrnorm", "ln_pre"),
-            ("post_layernorm", "ln_post"),
-        ):  # fmt: skip
+        for own, other in OPEN_CLIP_PARTS.items():
             name = name.replace(own, other)
         out[f"visual.{name}"] = value
     return out

@@ -162,3 +162,31 @@ def test_downloaded_once(offline, models_folder, monkeypatch):
 def test_stable_diffusion_3_without_t5_needs_no_vocabulary(offline):
     tokens = SD3Tokenizer(tokenizer_data={"with_t5": False}).tokenize_with_weights("a cat")
     assert tokens["t5xxl"] == [] and len(tokens["l"][0]) == 77
+
+
+@pytest.mark.parametrize("reached", [True, False])
+def test_hub_is_asked_for_one_file_after_the_other(tmp_path, monkeypatch, reached):
+    """Which of them a repository has differs. A hub that does not answer is asked once."""
+    import huggingface_hub
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    asked = []
+
+    def hf_hub_download(repository, name, local_dir, etag_timeout):
+        asked.append(name)
+        if not reached:
+            raise LocalEntryNotFoundError("no connection")
+        if name != "tokenizer.model":
+            # However this version of the library makes them.
+            raise EntryNotFoundError.__new__(EntryNotFoundError)
+        return str(local_dir / name)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", hf_hub_download)
+    source = sentence_vocabulary.SOURCES["pile_t5"]
+    if reached:
+        assert sentence_vocabulary.download(source, tmp_path) == tmp_path / "tokenizer.model"
+        assert asked == ["spiece.model", "tokenizer.model"]
+    else:
+        with pytest.raises(LocalEntryNotFoundError):
+            sentence_vocabulary.download(source, tmp_path)
+        assert len(asked) == 1

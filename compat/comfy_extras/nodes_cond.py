@@ -1,0 +1,5 @@
+"""Re-exports; see `nodes`."""
+
+from nodes.family_text import T5TokenizerOptions
+
+__all__ = ["T5TokenizerOptions"]

@@ -1,0 +1,5 @@
+"""Re-exports; see `nodes`."""
+
+from nodes.family_text import CLIPTextEncodePixArtAlpha
+
+__all__ = ["CLIPTextEncodePixArtAlpha"]
