@@ -12,21 +12,11 @@ from tools import surface
 MANY_PACKS = 3
 
 # Names that this program does not have yet, with the reason. Whoever adds one takes it off the list.
-UPSCALERS = "models that enlarge images are not read yet"
-IMAGE_ENCODERS = "encoders of images are not read yet"
 MISSING = {
-    "comfy.clip_vision.ClipVisionModel": IMAGE_ENCODERS,
-    "comfy.clip_vision.ClipVisionModel.encode_image": IMAGE_ENCODERS,
-    "comfy.clip_vision.ClipVisionModel.get_sd": IMAGE_ENCODERS,
-    "comfy.clip_vision.ClipVisionModel.load_sd": IMAGE_ENCODERS,
-    "comfy.clip_vision.load": IMAGE_ENCODERS,
     "comfy.controlnet.ControlBase.extra_conds": "a control's own conditioning is not passed on yet",
     "comfy.controlnet.ControlNet.extra_conds": "a control's own conditioning is not passed on yet",
     "comfy.sd.CLIP.state_dict_for_saving": "text encoders are not saved yet",
-    "comfy.sd.StyleModel.get_cond": IMAGE_ENCODERS,
     "comfy.sd1_clip.SD1ClipModel.load_sd": "text encoders are loaded through comfy.sd.CLIP",
-    "comfy_extras.chainner_models.model_loading.load_state_dict": UPSCALERS,
-    "comfy_extras.nodes_upscale_model.ImageUpscaleWithModel": UPSCALERS,
 }
 NAMES = [
     name for file in ("names.json", "methods.json") for name in surface.read_names(file) if name.packs >= MANY_PACKS

@@ -1,0 +1,140 @@
+"""Models that enlarge images: from a file to something that can be called, and its use on images of any size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import comfy.model_management
+import comfy.utils
+from comfy.models import rrdbnet
+from comfy.tiling import get_tiled_scale_steps, tiled_scale
+
+TILE, OVERLAP, SMALLEST_TILE = 512, 32, 128
+_BYTES_PER_PIXEL_AND_BYTE = 384  # working memory of a tile, per pixel and byte of a number
+_PREFIXES = ("module.", "params_ema.", "params.")
+_WRAPPERS = ("params_ema", "params-ema", "params", "state_dict", "model")
+
+
+class UnknownUpscaleModel(ValueError):
+    """The tensors of a file are of no architecture that is known here."""
+
+
+class UpscaleModel:
+    """A network that enlarges images, with what packs ask of it.
+
+    model: the Module; scale: side of the output over that of the input; input_channels, output_channels.
+    Calling it with an image [batch, channels, height, width] in 0..1 gives the large one, in 0..1.
+    """
+
+    def __init__(self, model: rrdbnet.RRDBNet):
+        self.model = model
+        config = model.config
+        self.scale = int(config.scale) if config.scale == int(config.scale) else config.scale
+        self.input_channels = config.in_channels
+        self.output_channels = config.out_channels
+
+    def __call__(self, image: Tensor) -> Tensor:
+        return self.model(image).clamp(0.0, 1.0)
+
+    def to(self, device: Any = None, dtype: torch.dtype | None = None) -> UpscaleModel:
+        """Move the weights. Returns itself."""
+        self.model.to(device=device, dtype=dtype)
+        return self
+
+    def cpu(self) -> UpscaleModel:
+        return self.to("cpu")
+
+    def cuda(self) -> UpscaleModel:
+        return self.to("cuda")
+
+    def eval(self) -> UpscaleModel:
+        self.model.eval()
+        return self
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.model.parameters()).dtype
+
+    def parameters(self) -> Any:
+        return self.model.parameters()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return self.model.state_dict()
+
+
+def load_state_dict(state_dict: Mapping[str, Any]) -> UpscaleModel:
+    """The model for a file's tensors, in float32 on the CPU.
+
+    Raises UnknownUpscaleModel naming some of the tensors when the architecture is not known.
+    """
+    sd = state_dict
+    for name in _WRAPPERS:  # training frameworks put the tensors one level down
+        if isinstance(sd.get(name), Mapping):
+            sd = sd[name]
+            break
+    for prefix in _PREFIXES:
+        sd = {key.removeprefix(prefix): value for key, value in sd.items()}
+    tensors = rrdbnet.common_names({key: value for key, value in sd.items() if isinstance(value, Tensor)})
+    try:
+        config = rrdbnet.config_from_state_dict(tensors)
+        with torch.inference_mode(False):
+            model = rrdbnet.RRDBNet(config, device="meta")
+            model.load_state_dict({key: value.float() for key, value in tensors.items()}, assign=True)
+    except (KeyError, RuntimeError, IndexError) as error:
+        shown = ", ".join(list(sd)[:5])
+        raise UnknownUpscaleModel(f"no known upscale model has these {len(sd)} tensors: {shown}, ...") from error
+    return UpscaleModel(model.eval().requires_grad_(False))
+
+
+def load_upscale_model(path: str) -> UpscaleModel:
+    """Read a file. Raises UnknownUpscaleModel naming the file, and what `comfy.utils.load_torch_file` raises."""
+    import os
+
+    try:
+        return load_state_dict(comfy.utils.load_torch_file(path, safe_load=True))
+    except UnknownUpscaleModel as error:
+        raise UnknownUpscaleModel(f"{os.path.basename(path)}: {error}") from error
+
+
+def upscale(model: Any, images: Tensor) -> Tensor:
+    """Images [batch, height, width, 3] in 0..1, enlarged in tiles; tiles are halved when memory does not suffice.
+
+    model: an `UpscaleModel`, or whatever a pack made that is called the same way.
+    """
+    device = comfy.model_management.get_torch_device()
+    image = images.movedim(-1, -3)
+    weights = comfy.model_management.module_size(model.model) if isinstance(model.model, nn.Module) else 0
+    needed = weights + TILE * TILE * 3 * image.element_size() * max(model.scale, 1.0) * _BYTES_PER_PIXEL_AND_BYTE
+    comfy.model_management.free_memory(needed + image.nelement() * image.element_size(), device)
+    model.to(device)
+    tile = TILE
+    try:
+        while True:
+            try:
+                steps = image.shape[0] * get_tiled_scale_steps(image.shape[3], image.shape[2], tile, tile, OVERLAP)
+                out = tiled_scale(
+                    image,
+                    lambda part: model(part.to(device).float()),
+                    tile_x=tile,
+                    tile_y=tile,
+                    overlap=OVERLAP,
+                    upscale_amount=model.scale,
+                    output_device=comfy.model_management.intermediate_device(),
+                    pbar=comfy.utils.ProgressBar(steps),
+                )
+                break
+            except comfy.model_management.OOM_EXCEPTION:
+                tile //= 2
+                if tile < SMALLEST_TILE:
+                    raise
+    finally:
+        model.to("cpu")
+    return out.movedim(-3, -1)

@@ -1,0 +1,1 @@
+"""Re-exports; see `comfy.upscale_models`."""

@@ -1,0 +1,5 @@
+"""Re-exports; see `nodes`."""
+
+from nodes.upscale_models import ImageUpscaleWithModel, UpscaleModelLoader
+
+__all__ = ["ImageUpscaleWithModel", "UpscaleModelLoader"]

@@ -1,0 +1,126 @@
+"""Models that enlarge images, against a recorded one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import comfy.upscale_models as upscale_models
+import folder_paths
+from comfy.models.rrdbnet import RRDBNet, RRDBNetConfig, common_names, config_from_state_dict
+
+DATA = Path(__file__).parents[1] / "data" / "models" / "addons"
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def tensors():
+    return load_file(DATA / "esrgan_4x_tiny.safetensors")
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    return load_file(DATA / "esrgan_4x_tiny.io.safetensors")
+
+
+def close(out, expected):
+    assert out.shape == expected.shape
+    assert (out - expected).abs().max() < TOLERANCE
+
+
+def test_the_network(tensors, recorded):
+    model = upscale_models.load_state_dict(tensors)
+    assert (model.scale, model.input_channels, model.output_channels) == (4, 3, 3)
+    assert model.model.config == RRDBNetConfig(num_feat=8, num_block=1, num_grow_ch=32)
+    close(model(recorded["in.pixels"].movedim(-1, 1)), recorded["out.raw"])
+
+
+def test_tiles(tensors, recorded):
+    from comfy.tiling import tiled_scale
+
+    model = upscale_models.load_state_dict(tensors)
+    out = tiled_scale(recorded["in.pixels"].movedim(-1, 1), model, tile_x=16, tile_y=16, overlap=4, upscale_amount=4)
+    close(out, recorded["out.tiled_16_o4"])
+
+
+def test_the_nodes(tmp_path, monkeypatch, tensors, recorded):
+    from comfy_extras.nodes_upscale_model import ImageUpscaleWithModel, UpscaleModelLoader
+
+    save_file(tensors, tmp_path / "tiny.safetensors")
+    monkeypatch.setitem(folder_paths.folder_names_and_paths, "upscale_models", ([str(tmp_path)], {".safetensors"}))
+    model = UpscaleModelLoader.execute("tiny.safetensors").args[0]
+    close(ImageUpscaleWithModel.execute(model, recorded["in.pixels"]).args[0], recorded["out.node"])
+    assert "tiny.safetensors" in UpscaleModelLoader.INPUT_TYPES()["required"]["model_name"][1]["options"]
+
+
+def test_smaller_tiles_when_memory_does_not_suffice(monkeypatch, tensors):
+    model = upscale_models.load_state_dict(tensors)
+    image = torch.rand(1, 300, 300, 3, generator=torch.Generator().manual_seed(0))
+    sizes = []
+    run = model.model.forward
+
+    def limited(x):
+        sizes.append(max(x.shape[-2:]))
+        if sizes[-1] > 256:
+            raise torch.OutOfMemoryError("no room")
+        return run(x)
+
+    monkeypatch.setattr(model.model, "forward", limited)
+    assert upscale_models.upscale(model, image).shape == (1, 1200, 1200, 3)
+    assert max(sizes) == 300 and sizes[1] <= 256
+    monkeypatch.setattr(model.model, "forward", lambda x: (_ for _ in ()).throw(torch.OutOfMemoryError("never")))
+    with pytest.raises(torch.OutOfMemoryError):
+        upscale_models.upscale(model, image)
+
+
+NAMINGS = {
+    "BasicSR": lambda key: key,
+    "paper": lambda key: (
+        key.replace("body.0.rdb", "RRDB_trunk.0.RDB")
+        .replace("conv_body", "trunk_conv")
+        .replace("conv_up", "upconv")
+        .replace("conv_hr", "HRconv")
+    ),
+    "wrapped": lambda key: "module." + key,
+}
+
+
+@pytest.mark.parametrize("naming", NAMINGS)
+def test_namings(tensors, recorded, naming):
+    renamed = {NAMINGS[naming](key): value for key, value in common_names(tensors).items()}
+    if naming == "wrapped":
+        renamed = {"params_ema": renamed, "params": {}}
+    close(upscale_models.load_state_dict(renamed)(recorded["in.pixels"].movedim(-1, 1)), recorded["out.raw"])
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        RRDBNetConfig(num_feat=4, num_block=2, num_grow_ch=2, unshuffle=2),
+        RRDBNetConfig(num_feat=4, num_block=1, num_grow_ch=2, unshuffle=4),
+        RRDBNetConfig(num_feat=4, num_block=1, num_grow_ch=2, upsamples=1),
+        RRDBNetConfig(num_feat=4, num_block=1, num_grow_ch=2, upsamples=3),
+        RRDBNetConfig(num_feat=4, num_block=1, num_grow_ch=2, in_channels=1, out_channels=1),
+    ],
+)
+def test_configurations_are_read_from_shapes(config):
+    net = RRDBNet(config)
+    assert config_from_state_dict(net.state_dict()) == config
+    out = net(torch.zeros(1, config.in_channels, 9, 7))
+    assert out.shape == (1, config.out_channels, 9 * config.scale, 7 * config.scale)
+
+
+def test_the_first_release_with_one_doubling(tensors):
+    """Layers 0, 1, 3 (doubling), 5, 7."""
+    shorter = {k: v for k, v in tensors.items() if not k.startswith("model.6.")}
+    shorter = {k.replace("model.8.", "model.5.").replace("model.10.", "model.7."): v for k, v in shorter.items()}
+    assert upscale_models.load_state_dict(shorter).scale == 2
+
+
+def test_other_files_are_refused_by_name(tmp_path):
+    save_file({"some.weight": torch.zeros(1)}, tmp_path / "odd.safetensors")
+    with pytest.raises(upscale_models.UnknownUpscaleModel, match=r"odd\.safetensors.*some\.weight"):
+        upscale_models.load_upscale_model(str(tmp_path / "odd.safetensors"))
