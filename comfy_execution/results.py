@@ -80,9 +80,10 @@ class RunResults:
         return self._root if parent is None else self._scopes[parent]
 
     def keep_only(self, needed: Iterable[str]) -> None:
-        """Memory is short: let go of results that no pending node is linked to."""
-        sources = {source for node_id in needed for source in self._sources(node_id)}
-        self._held = {node_id: entry for node_id, entry in self._held.items() if node_id in sources}
+        """Memory is short: let go of results that no pending node has itself or is linked to."""
+        kept = set(needed)  # one that was found in the cache is pending, too, and its inputs have not been asked for
+        kept.update([source for node_id in kept for source in self._sources(node_id)])
+        self._held = {node_id: entry for node_id, entry in self._held.items() if node_id in kept}
 
     def count_consumers(self, nodes: dict[str, dict]) -> None:
         """Without a cache: note who will need whom, so that results can go when the last of them is done."""
