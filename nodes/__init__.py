@@ -51,6 +51,8 @@ EXTRA_FAMILIES = (
     "family_text",
     "unet_patches",
     "attention_guidance",
+    "model_merging",
+    "model_saving",
     "empty_latents",
     "latent_math",
     "latent_batches",
