@@ -19,7 +19,8 @@ import os
 import re
 
 import torch
-from safetensors.torch import load_file
+
+from tests.recorded_files import load_json, load_tensors
 
 TAGS = ("$voxel", "$mesh", "$splat", "$clip_vision_output", "$vae", "$clip_vision", "$svg")
 LOOSE_ERRORS = ("RuntimeError", "kornia.", "av.", "simpleeval.", "Exception")
@@ -29,15 +30,14 @@ class Goldens:
     def __init__(self, folder, objects=None, inputs_folder=None):
         src = inputs_folder or folder
         self.objects = objects or {}
-        with open(os.path.join(folder, "cases.json"), encoding="utf-8") as f:
-            self.cases = json.load(f)
+        self.cases = load_json(os.path.join(folder, "cases.json"))
         with open(os.path.join(src, "inputs.json"), encoding="utf-8") as f:
             self.inputs = json.load(f)
-        self.input_tensors = load_file(os.path.join(src, "inputs.safetensors"))
+        self.input_tensors = load_tensors(os.path.join(src, "inputs.safetensors"))
         self.tensors = {}
         for name in sorted(os.listdir(folder)):
             if name.startswith("outputs-"):
-                self.tensors.update(load_file(os.path.join(folder, name)))
+                self.tensors.update(load_tensors(os.path.join(folder, name.removesuffix(".gz"))))
 
     def decode(self, v, tensors=None):
         """Tagged JSON -> Python values (fresh tensors on every call)."""

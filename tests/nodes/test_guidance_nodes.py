@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 import comfy.samplers
 import nodes
+from tests.recorded_files import load_json, load_tensors
 from tests.sampling.toy import patcher
 
 DATA = Path(__file__).parents[1] / "data" / "goldens"
-STEPS = json.loads((DATA / "conditioning.json").read_text())
-STEP_TENSORS = load_file(DATA / "conditioning.safetensors")
-RUNS = json.loads((DATA / "samplers.json").read_text())
-RUN_RESULTS = load_file(DATA / "samplers.safetensors")
-RUN_INPUTS = load_file(DATA / "sampler_inputs.safetensors")
+STEPS = load_json(DATA / "conditioning.json")
+STEP_TENSORS = load_tensors(DATA / "conditioning.safetensors")
+RUNS = load_json(DATA / "samplers.json")
+RUN_RESULTS = load_tensors(DATA / "samplers.safetensors")
+RUN_INPUTS = load_tensors(DATA / "sampler_inputs.safetensors")
 KINDS = {"eps": "eps", "eps_lowsigma": "eps", "flow": "flow3"}
 NUMBER = re.compile(r"\d+\.?\d*")
 

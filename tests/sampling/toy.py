@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from functools import cache
 from pathlib import Path
@@ -10,13 +9,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import comfy.conds
 import comfy.latent_formats
 import comfy.model_patcher
 import comfy.model_sampling as ms
+from tests.recorded_files import load_json, load_tensors
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "goldens"
 
@@ -56,12 +55,12 @@ SCHEDULE_KIND = {
 
 @cache
 def tensors(name: str) -> dict[str, Tensor]:
-    return load_file(str(DATA / f"{name}.safetensors"))
+    return load_tensors(DATA / f"{name}.safetensors")
 
 
 @cache
 def meta(name: str) -> dict[str, Any]:
-    return json.loads((DATA / f"{name}.json").read_text())
+    return load_json(DATA / f"{name}.json")
 
 
 SETTINGS = {"linear_start", "linear_end", "zsnr", "timesteps", "beta_schedule", "sigma_data", "shift", "multiplier"}
