@@ -49,6 +49,4 @@ def composite(
 
 def _resize(values: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
     size = (*values.shape[2:-2], rows, columns)
-    return torch.nn.functional.interpolate(
-        values, size=size, mode="trilinear" if values.ndim == 5 else "bilinear"
-    )
+    return torch.nn.functional.interpolate(values, size=size, mode="trilinear" if values.ndim == 5 else "bilinear")
