@@ -6,7 +6,8 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 ARGS   ?=
 
-export PYTHONDONTWRITEBYTECODE ?=
+# Waiting threads sleep: spinning ones make small tensors many times slower wherever something else runs too.
+export OMP_WAIT_POLICY ?= PASSIVE
 SUITES := SERVER_CMD="$(CURDIR)/$(BIN)/python main.py" SERVER_DIR="$(CURDIR)"
 
 .PHONY: run install test test-fast test-unit test-conformance test-clients lint format browser bench clean
@@ -16,8 +17,10 @@ run: $(VENV)/.installed
 
 install: $(VENV)/.installed
 
+# The pip that comes with older Pythons takes minutes to plan what a newer one plans in seconds.
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
+	-$(PIP) install -q --upgrade pip
 
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) install -q -c constraints.txt .
@@ -28,6 +31,9 @@ $(VENV)/.installed-test: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) install -q -c constraints.txt '.[test]'
 	@rm -rf build darkroom.egg-info
 	@touch $(VENV)/.installed $@
+
+# The tests' tensors are too small to share out over cores.
+test-unit test-fast: export OMP_NUM_THREADS ?= 1
 
 test: $(VENV)/.installed-test browser lint test-unit test-conformance
 
