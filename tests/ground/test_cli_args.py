@@ -1,7 +1,9 @@
 """The command line: spec/cli.md."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -81,6 +83,37 @@ def test_a_flag_without_effect_says_why():
     assert cli_args.no_effect_notes(parse()) == []
     notes = cli_args.no_effect_notes(parse("--disable-xformers", "--directml"))
     assert len(notes) == 2 and all("no effect:" in n for n in notes)
+
+
+def test_every_flag_is_read_somewhere_or_says_why_not():
+    """A flag that is parsed and then forgotten would be a lie."""
+    unused = set(vars(parse())) - cli_args.NO_EFFECT.keys()
+    # Read through another flag, or asking for what is done anyway.
+    unused -= {"feature_flag", "list_feature_flags", "disable_auto_launch", "enable_manager_legacy_ui"}
+    unused -= {
+        "high_ram",
+        "windows_standalone_build",
+        "normalvram",
+        "disable_cuda_malloc",
+        "use_pytorch_cross_attention",
+    }
+    rooms = [
+        "main.py",
+        "server.py",
+        "execution.py",
+        "folder_paths.py",
+        "logs.py",
+        "custom_packs.py",
+        "latent_preview.py",
+    ]
+    rooms += ["comfy", "comfy_execution", "gateway", "routes", "userdata", "assets", "workers", "nodes"]
+    for room in rooms:
+        path = Path(ROOT, room)
+        for file in [path] if path.is_file() else path.rglob("*.py"):
+            if file.name != "cli_args.py" and unused:
+                text = file.read_text(encoding="utf-8")
+                unused -= {name for name in unused if re.search(rf"\b{name}\b", text)}
+    assert not unused
 
 
 def test_importing_leaves_the_callers_arguments_alone():
