@@ -429,7 +429,6 @@ NO_EFFECT = {
     "disable_xformers": "xformers is never used",
     "fast_disk": "weights are memory-mapped, so the system's page cache decides",
     "disable_nvml_pressure": "memory of other processes is read from the driver's free figure only",
-    "default_hashing_function": "uploads of the same name are compared byte by byte",
     "disable_manager_ui": "the manager is a separate package that patches its own host",
     "vram_headroom": "models are loaded whole or by layer; --reserve-vram keeps memory free",
     "enable_dynamic_vram": "models are loaded whole or by layer, never weight by weight",
