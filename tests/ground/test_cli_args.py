@@ -105,6 +105,7 @@ def test_every_flag_is_read_somewhere_or_says_why_not():
         "logs.py",
         "custom_packs.py",
         "latent_preview.py",
+        "node_helpers.py",
     ]
     rooms += ["comfy", "comfy_execution", "gateway", "routes", "userdata", "assets", "workers", "nodes"]
     for room in rooms:
