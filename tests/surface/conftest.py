@@ -4,13 +4,18 @@ import nodes  # noqa: F401  (names are looked up the way packs do it: when the b
 from tools import surface
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="package", autouse=True)
 def server_instance():
-    """`server.PromptServer.instance`, which packs reach at import; removed again for tests that have their own."""
+    """A real `server.PromptServer.instance`, which packs reach at import, whatever other tests have put there."""
     from server import PromptServer
 
-    had_one = hasattr(PromptServer, "instance")
+    missing = object()
+    before = getattr(PromptServer, "instance", missing)
+    if before is not missing:
+        del PromptServer.instance
     surface.make_instance()
     yield
-    if not had_one:
+    if before is missing:
         del PromptServer.instance
+    else:
+        PromptServer.instance = before
