@@ -27,12 +27,11 @@ HARDEST, HARDEST_WEIGHT = 0.005, 0.02  # this share of the pixels counts more
 SAVE_EVERY = 120.0  # seconds
 
 
-def crops(pixels: Tensor, latents: Tensor | None, side: int, count: int) -> tuple[Tensor, Tensor | None]:
-    """Crops of pictures (-1..1), not plain ones, and of their latents (unscaled); `side` in latents."""
+def crops(pixels: Tensor, latents: Tensor | None, chosen: Tensor, side: int) -> tuple[Tensor, Tensor | None]:
+    """Crops of the chosen pictures (-1..1), not plain ones, and of their latents (unscaled); `side` in latents."""
     some_pixels, some_latents = [], []
-    for _ in range(count):
-        for _ in range(4):
-            k = int(torch.randint(len(pixels), ()))
+    for k in chosen.tolist():
+        for _ in range(6):
             top, left = torch.randint(pixels.shape[-1] // 8 - side + 1, (2,)).tolist()
             crop = pixels[k, :, 8 * top : 8 * (top + side), 8 * left : 8 * (left + side)]
             if (crop != crop[:, :1, :1]).any():
@@ -46,13 +45,13 @@ def crops(pixels: Tensor, latents: Tensor | None, side: int, count: int) -> tupl
     return x, (torch.stack(some_latents) / LATENT_SCALE).contiguous(memory_format=torch.channels_last)
 
 
-def loss(again: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Training loss, and the mean squared error it contains."""
+def loss(again: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Training loss, the mean squared error it contains, and per picture the error of its hardest pixels."""
     squares = (again - x).square()
     squared = squares.mean()
     per_pixel = squares.mean(1).flatten(1)
-    hardest = per_pixel.topk(max(1, int(HARDEST * per_pixel.shape[1])), dim=1).values.mean()
-    return F.l1_loss(again, x) + squared + HARDEST_WEIGHT * hardest, squared.detach()
+    hardest = per_pixel.topk(max(1, int(HARDEST * per_pixel.shape[1])), dim=1).values.mean(1)
+    return F.l1_loss(again, x) + squared + HARDEST_WEIGHT * hardest.mean(), squared.detach(), hardest.detach()
 
 
 def save(vae: nn.Module, average: Average) -> None:
@@ -88,7 +87,7 @@ def main() -> None:
     trained = {name: p for name, p in vae.named_parameters() if p.requires_grad}
     matrices = [p for name, p in trained.items() if p.ndim > 1 and "conv_in" not in name and "conv_out" not in name]
     others = [p for p in trained.values() if all(p is not m for m in matrices)]
-    average = Average(vae, 0.98)
+    average, difficulty = Average(vae, 0.98), torch.ones(len(pixels))
     optimisers = (
         (Muon(matrices), arguments.matrix_rate),
         (torch.optim.AdamW(others, betas=(0.9, 0.99), weight_decay=0, fused=True), arguments.rate),
@@ -96,10 +95,13 @@ def main() -> None:
     clock, step, saved, recent = Clock(arguments.minutes * 60), 0, 0.0, []
     while not clock.over():
         stage = [values for start, *values in STAGES if clock.share() >= start][-1]
-        x, z = crops(pixels, latents, *stage)
+        side, count = stage
+        # Pictures that came out badly the last time (small stars, mostly) come up more often.
+        chosen = torch.multinomial(difficulty + difficulty.mean(), count)
+        x, z = crops(pixels, latents, chosen, side)
         if z is None:
             z = vae.encode(x)
-        value, squared = loss(vae.decode(z + NOISE / LATENT_SCALE * torch.randn_like(z)), x)
+        value, squared, hardest = loss(vae.decode(z + NOISE / LATENT_SCALE * torch.randn_like(z)), x)
         vae.zero_grad(set_to_none=True)
         value.backward()
         nn.utils.clip_grad_norm_(trained.values(), 1.0)
@@ -108,11 +110,12 @@ def main() -> None:
                 group["lr"] = learning_rate(peak, step, 50, clock.share())
             optimiser.step()
         average.update(vae)
+        difficulty[chosen] = hardest
         recent.append(squared.item())
         step += 1
         if step % 50 == 0:
             db = -10 * torch.tensor(recent).div(4).log10().mean().item()
-            print(f"step {step} {clock.elapsed():.0f} s crops {stage[0]} psnr {db:.2f}", flush=True)
+            print(f"step {step} {clock.elapsed():.0f} s crops {side} psnr {db:.2f}", flush=True)
             recent.clear()
         if arguments.decoder_only and clock.elapsed() - saved > SAVE_EVERY:
             saved = clock.elapsed()

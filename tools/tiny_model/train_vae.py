@@ -131,16 +131,13 @@ def batch(pool: Tensor, side: int, count: int) -> Tensor:
     return to_signed(torch.stack(crops))
 
 
-def train(minutes: float, seed: int, start_from: dict[str, Tensor] | None = None) -> nn.Module:
+def train(minutes: float, seed: int) -> nn.Module:
     """The averaged, whitened autoencoder after `minutes` of training."""
     torch.manual_seed(seed)
     vae = build_vae()
-    if start_from is None:
-        initialise(vae, seed)
-        structure_vae(vae, seed)
-        fit_colours(vae, pictures(64, seed + 3))
-    else:
-        vae.load_state_dict(start_from)
+    initialise(vae, seed)
+    structure_vae(vae, seed)
+    fit_colours(vae, pictures(64, seed + 3))
     vae = vae.to(memory_format=torch.channels_last)
     pool, held_out = pictures(4000, seed), pictures(100, seed + 1)
     average = Average(vae, 0.99)
@@ -156,7 +153,7 @@ def train(minutes: float, seed: int, start_from: dict[str, Tensor] | None = None
         nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
         optimiser.step()
         average.update(vae)
-        recent.append(float(squared))
+        recent.append(squared.item())
         step += 1
         if step % 50 == 0:
             db = -10 * np.log10(np.mean(recent) / 4)
