@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from comfy_api.latest import io
 
 import comfy.utils
+from comfy_api.latest import io
 
 from .constants import MAX_RESOLUTION
 from .images import match_channels, scale_image

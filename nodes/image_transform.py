@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+
 from comfy_api.latest import io, ui
 
 from .constants import MAX_RESOLUTION

@@ -6,9 +6,10 @@ measures are divided by 8, whatever the model's real ratio is, because that is w
 
 from __future__ import annotations
 
+import torch
+
 import comfy.model_management
 import comfy.utils
-import torch
 
 from .constants import CROP_MODES, LATENT_SCALE_METHODS, MAX_RESOLUTION
 

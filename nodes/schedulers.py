@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from comfy_api.latest import io
 
 import comfy.samplers
 from comfy.sampling import schedules
+from comfy_api.latest import io
 
 
 class BasicScheduler(io.ComfyNode):

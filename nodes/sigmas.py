@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 import torch
+
 from comfy_api.latest import io
 
 
