@@ -20,7 +20,7 @@ from comfy.vae.detection import detect
 
 log = logging.getLogger(__name__)
 
-# Peak bytes of activations per pixel of the picture and byte of the number format. Both measured on the
+# Peak bytes of activations per pixel of the picture and byte of the number format: the usual figures for the
 # Stable Diffusion autoencoder; the decoder's last level is the widest at full resolution.
 ENCODE_BYTES_PER_PIXEL = 1767
 DECODE_BYTES_PER_PIXEL = 2178
