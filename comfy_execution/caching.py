@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from comfy.system_memory import system_memory
 from comfy_execution.graph import DynamicPrompt
 
 log = logging.getLogger(__name__)
@@ -197,7 +198,7 @@ class RamPressureCache(ClassicCache):
         self.active = active
         self.inactive = inactive
         self.evicted = 0
-        self._free_memory = free_memory or _free_ram
+        self._free_memory = free_memory or (lambda: float(system_memory().available))
         self._last_look = 0.0
         self._may_hold_old = False  # whether there may be results of older prompts
 
@@ -299,25 +300,13 @@ def make_cache(cache_type: CacheType, **options: float) -> ResultCache:
         return LRUCache(int(options.get("lru") or 0))
     if cache_type is CacheType.CLASSIC:
         return ClassicCache()
-    total = _total_ram()
+    total = system_memory().total
     active, inactive = options.get("ram"), options.get("ram_inactive")
     if active is None:
         active = min(max(0.1 * total / _GB, 2.0), 10.0)
     if inactive is None:
         inactive = min(total / _GB, 128.0)
     return RamPressureCache(active * _GB, inactive * _GB)
-
-
-def _free_ram() -> float:
-    import psutil
-
-    return float(psutil.virtual_memory().available)
-
-
-def _total_ram() -> float:
-    import psutil
-
-    return float(psutil.virtual_memory().total)
 
 
 def _size_of(entry: CacheEntry) -> float:
