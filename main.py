@@ -109,6 +109,7 @@ async def serve() -> int:
     import execution
     import workers.local
     from assets.database import DatabaseUnavailable
+    from jobs.ledger import Ledger
     from server import PromptServer
 
     loop = asyncio.get_running_loop()
@@ -119,6 +120,7 @@ async def serve() -> int:
         return EXIT_FAILED
     server.stop_requested = loop.create_future()
     queue = execution.PromptQueue(server)
+    server.jobs = queue.observer = Ledger()
     worker = workers.local.PromptWorker(server, queue)
 
     def stop(status: int = EXIT_OK) -> None:

@@ -48,6 +48,7 @@ class PromptServer:
         self.args = args
         self.supports: list[str] = ["custom_nodes_from_web"]
         self.prompt_queue: Any = None  # set by execution.PromptQueue
+        self.jobs: Any = None  # the jobs.ledger.Ledger that observes the queue; set by main
         self.number = 0  # the queue position of the next prompt without one of its own
         # The run in progress; written by the worker.
         self.client_id: str | None = None

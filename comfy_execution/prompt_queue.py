@@ -18,6 +18,8 @@ import orjson
 
 from comfy.interrupt import interrupt_current_processing
 from comfy_execution import job_order, jobs, jsonbytes
+from comfy_execution.outcomes import Actor, Outcome, outcome_of
+from comfy_execution.queue_observer import NoObserver, QueueObserver
 
 MAXIMUM_HISTORY_SIZE = 10_000
 _SHOWN = 5  # elements of an entry that anybody may see; the sixth holds secrets
@@ -101,7 +103,8 @@ class ExecutionStatus(NamedTuple):
 class PromptQueue:
     """The queue of one server. Safe for any number of threads.
 
-    `server.queue_updated()` is called, with the lock held, whenever the count of prompts may have changed.
+    `server.queue_updated()` is called, with the lock held, whenever the count of prompts may have changed;
+    `observer` is told what changed, so that it can be stored.
     """
 
     ExecutionStatus = ExecutionStatus
@@ -113,11 +116,13 @@ class PromptQueue:
         self.currently_running: dict[int, QueueEntry] = {}
         self.history: dict[str, HistoryEntry] = {}
         self.flags: dict[str, Any] = {}
+        self.observer: QueueObserver = NoObserver()
         self._heap: list[_Waiting] = []
         self._pending: dict[int, _Waiting] = {}  # by arrival
         self._by_id: dict[str, list[int]] = {}  # prompt id -> arrivals; an id may be queued twice
         self._arrivals = count()
         self._task_ids = count()
+        self._places: dict[int, int] = {}  # task id -> arrival of what runs, for those who put it back
         self._listing: bytes | None = None  # the answer to GET /queue, until the queue changes
         self._changes = 0
         # The jobs view: pending ones by arrival, running ones by task id, ended ones by prompt id.
@@ -148,14 +153,19 @@ class PromptQueue:
             self._by_id.setdefault(entry.prompt_id, []).append(waiting.arrival)
             self._waiting_jobs.add(waiting.arrival, jobs.created_at(entry), jobs.PENDING, entry)
             heapq.heappush(self._heap, waiting)
+            self.observer.queued(entry, waiting.arrival)
             self.server.queue_updated()
             self.not_empty.notify()
         return entry
 
-    def get(self, timeout: float | None = None) -> tuple[QueueEntry, int] | None:
+    def get(self, timeout: float | None = None, worker: str = "local") -> tuple[QueueEntry, int] | None:
         """Take the next entry; it runs from now on. Waits for one.
 
         The interrupt flag is cleared in the same step: whoever sees the prompt running can interrupt it.
+
+        Args:
+            timeout: seconds; None: for ever.
+            worker: the name of the one who takes it.
 
         Returns:
             The entry and the number to give to `task_done`; None after `timeout` seconds, or when a flag is set.
@@ -175,43 +185,50 @@ class PromptQueue:
             self._forget(waiting)
             task_id = next(self._task_ids)
             self.currently_running[task_id] = waiting.entry
+            self._places[task_id] = waiting.arrival
+            self.observer.started(waiting.entry, worker)
             self._running_jobs.add(task_id, jobs.created_at(waiting.entry), jobs.IN_PROGRESS, waiting.entry)
             interrupt_current_processing(False)
             self.server.queue_updated()
             return waiting.entry, task_id
 
-    def delete_queue_items(self, prompt_ids: Iterable[str]) -> set[str]:
-        """Drop pending prompts by id. Returns the ids that were pending."""
-        dropped = set()
+    def delete_queue_items(self, prompt_ids: Iterable[str], by: Actor | None = None) -> set[str]:
+        """Drop pending prompts by id, on behalf of `by`. Returns the ids that were pending."""
+        dropped = []
         with self.mutex:
             for prompt_id in prompt_ids:
                 for arrival in self._by_id.get(prompt_id, [])[:]:
+                    dropped.append(self._pending[arrival].entry)
                     self._drop(self._pending[arrival])
-                    dropped.add(prompt_id)
             if dropped:
                 self._compact()
+                self.observer.dropped(dropped, by)
                 self.server.queue_updated()
-        return dropped
+        return {entry.prompt_id for entry in dropped}
 
-    def delete_queue_item(self, function: Callable[[QueueEntry], bool]) -> bool:
+    def delete_queue_item(self, function: Callable[[QueueEntry], bool], by: Actor | None = None) -> bool:
         """Drop the first pending entry that `function` is true for. Returns whether there was one."""
         with self.mutex:
             for waiting in sorted(self._pending.values()):
                 if function(waiting.entry):
                     self._drop(waiting)
                     self._compact()
+                    self.observer.dropped([waiting.entry], by)
                     self.server.queue_updated()
                     return True
         return False
 
-    def wipe_queue(self) -> None:
-        """Drop everything that is pending."""
+    def wipe_queue(self, by: Actor | None = None) -> None:
+        """Drop everything that is pending, on behalf of `by`."""
         with self.mutex:
             self._note_change()
+            dropped = self.queue
             self._heap.clear()
             self._pending.clear()
             self._by_id.clear()
             self._waiting_jobs.clear()
+            if dropped:
+                self.observer.dropped(dropped, by)
             self.server.queue_updated()
 
     def _forget(self, waiting: _Waiting) -> None:
@@ -238,11 +255,21 @@ class PromptQueue:
 
     # --- running and done ------------------------------------------------------------------------------
 
-    def finish(self, task_id: int, history_result: dict[str, Any], status: ExecutionStatus | None) -> None:
-        """A prompt has ended: in one step it stops running and is in the history. Tells nobody."""
+    def finish(
+        self,
+        task_id: int,
+        history_result: dict[str, Any],
+        status: ExecutionStatus | None,
+        outcome: Outcome | None = None,
+    ) -> None:
+        """A prompt has ended: in one step it stops running and is in the history. Tells no client.
+
+        outcome: how it ended, if more is known than the status says.
+        """
         with self.mutex:
             self._note_change()
             entry = self.currently_running.pop(task_id)
+            self._places.pop(task_id, None)
             self._running_jobs.discard(task_id)
             record = HistoryEntry(prompt=entry.shown(), outputs={}, status=None)
             record._prompt_json = entry.json
@@ -254,6 +281,7 @@ class PromptQueue:
                 self.delete_history_item(next(iter(self.history)))
             self.history[entry.prompt_id] = record
             self._add_ended(entry.prompt_id, record)
+            self.observer.ended(entry, record, outcome or outcome_of(record))
 
     def task_done(
         self,

@@ -105,8 +105,10 @@ class PromptWorker:
             )
             self.queue.finish(task_id, executor.history_result, status)
             self._task = None
+            self.queue.observer.settle()  # what the last event announces survives the process
 
         try:
+            self.queue.observer.settle()  # should the process die, it is known what ran
             extra_data = {**entry.extra_data, **entry.secrets}
             executor.execute(entry[2], entry.prompt_id, extra_data, entry[4], before_end=write_history)
         except BaseException as error:

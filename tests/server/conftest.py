@@ -13,6 +13,7 @@ import pytest
 import folder_paths
 from comfy.cli_args import args, build_parser
 from comfy_execution.prompt_queue import PromptQueue
+from jobs.ledger import Ledger
 from server import PromptServer
 
 
@@ -138,7 +139,8 @@ async def start(base, monkeypatch):
 
     async def start_server(ready: bool = True) -> Running:
         server = PromptServer(asyncio.get_running_loop())
-        PromptQueue(server)
+        queue = PromptQueue(server)
+        server.jobs = queue.observer = Ledger()
         ports: list[int] = []
         await server.start_multi_address([("127.0.0.1", 0)], lambda scheme, address, port: ports.append(port))
         session = aiohttp.ClientSession()
