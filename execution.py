@@ -175,6 +175,7 @@ class PromptExecutor:
             self._new_registry,
             strict=args.strict_cache,
         )
+        self.server.run_outputs = (prompt_id, run.ui_outputs)
         external_cache.announce("on_prompt_start", prompt_id)
         loop = asyncio.new_event_loop()
         try:

@@ -25,6 +25,7 @@ from gateway.node_replacements import NodeReplaceManager
 from gateway.origin import OriginCheck
 from gateway.pack_routes import PackRoutes
 from gateway.readiness import NodesReady, NodesUnavailable
+from gateway.snapshot import snapshot
 from protocol import BinaryEventTypes, text_frame
 from userdata import UserManager
 
@@ -54,13 +55,14 @@ class PromptServer:
         self.client_id: str | None = None
         self.last_node_id: str | None = None
         self.last_prompt_id: str | None = None
+        self.run_outputs: tuple[str, dict[str, dict[str, Any]]] = ("", {})  # prompt id; node id -> output and meta
         self.on_prompt_handlers: list[PromptHandler] = []
         self.node_replace_manager = NodeReplaceManager()
         self.user_manager = UserManager()
         self.features = Features(args)
         self.front_end = FrontEnd(args)
         self.web_root = self.front_end.root
-        self.hub = Hub(loop, self._greeting, self.features)
+        self.hub = Hub(loop, self._greeting, self.features, lambda sid: snapshot(self, sid))
         self.log_feed = LogFeed(logs.buffer, self.send_sync)
         self.hub.on_leave.append(self.log_feed.unsubscribe)
         self.nodes_ready = NodesReady(loop, self._on_nodes_ready)
@@ -121,6 +123,13 @@ class PromptServer:
     def queue_updated(self) -> None:
         """Tell every connection how many prompts there are. Called by the queue, holding its lock."""
         self.hub.send_status(self.prompt_queue.get_tasks_remaining())
+
+    def outputs_of_run(self, prompt_id: str) -> dict[str, Any]:
+        """What a running prompt has put out so far, as the history will have it: node id -> ui object."""
+        running, outputs = self.run_outputs
+        if running != prompt_id:
+            return {}
+        return {node_id: ui["output"] for node_id, ui in outputs.copy().items()}  # the worker adds to it
 
     def _greeting(self, sid: str) -> list[tuple[str, Any]]:
         first = [("status", {"status": self.get_queue_info(), "sid": sid})]

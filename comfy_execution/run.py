@@ -410,9 +410,9 @@ class Run:
         self.announcer.send("executed", data)
 
     def _report_cached(self, node_id: str, entry: CacheEntry) -> None:
-        self._send_executed(node_id, entry.ui["output"] if entry.ui is not None else None)
         if entry.ui is not None:
             self.ui_outputs[node_id] = entry.ui
+        self._send_executed(node_id, entry.ui["output"] if entry.ui is not None else None)
         self.progress.finish_progress(node_id)
 
     def _resend_intermediate(self) -> None:
@@ -422,8 +422,8 @@ class Run:
                 continue
             entry = self.results.stored(node_id)
             if entry is not None and entry.ui is not None:
-                self._send_executed(node_id, entry.ui["output"])
                 self.ui_outputs[node_id] = entry.ui
+                self._send_executed(node_id, entry.ui["output"])
 
     def _report_blocked(self, node_id: str, facts: NodeFacts, message: str) -> None:
         """A blocker with a message reached a node: tell the client, as an error that ends nothing (section 7)."""

@@ -14,13 +14,16 @@ import threading
 import uuid
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import WSCloseCode, WSMsgType, web
 
-from gateway.outbox import Frame, Outbox, OutboxOverflow
-from protocol import JPEG_IMAGE, BinaryEventTypes, UnsendableError, encode_event
+from gateway.connection import Connection, since_of
+from gateway.event_log import EventLogs
+from gateway.events import frame_of, is_replaceable
+from gateway.outbox import Frame
+from protocol import UnsendableError, encode_event
 
 log = logging.getLogger(__name__)
 
@@ -34,43 +37,9 @@ STATUS_BURST = 8
 STATUS_INTERVAL = 0.05
 
 
-@dataclass(eq=False)
-class Connection:
-    """One open WebSocket."""
-
-    ws: web.WebSocketResponse
-    sid: str
-    transport: asyncio.Transport | None
-    last_seen: float
-    outbox: Outbox = field(default_factory=Outbox)
-    metadata: dict[str, Any] = field(default_factory=lambda: {"feature_flags": {}})
-    heard_json: bool = False
-    writing: bool = False
-
-    def abort(self) -> None:
-        """Drop the connection without a closing handshake."""
-        if self.transport is not None:
-            self.transport.abort()
-
-
 @dataclass(frozen=True, slots=True)
 class _Status:
     remaining: int
-
-
-def _replace_key(event: str | int, data: Any, frame: bytes) -> Any:
-    """What a newer frame of the same key makes superfluous; None for events that must all arrive."""
-    if event == "progress" and isinstance(data, dict):
-        return event, data.get("prompt_id"), data.get("node")
-    if event == "progress_state" and isinstance(data, dict):
-        return event, data.get("prompt_id")
-    if event in (BinaryEventTypes.PREVIEW_IMAGE, BinaryEventTypes.UNENCODED_PREVIEW_IMAGE):
-        # PNG frames are how nodes deliver final images; only samplers' JPEG previews are replaceable.
-        return ("preview",) if frame[4:8] == JPEG_IMAGE.to_bytes(4, "big") else None
-    if event == BinaryEventTypes.PREVIEW_IMAGE_WITH_METADATA:
-        metadata = data[1] if isinstance(data, tuple) else {}
-        return "preview", metadata.get("prompt_id"), metadata.get("node_id")
-    return None
 
 
 class Hub:
@@ -78,6 +47,7 @@ class Hub:
 
     greet: called for a new client id, gives the JSON events sent to that connection first.
     features: the object that answers a client's feature flags.
+    snapshot: called for a client id whose missed events are not known any more, gives what replaces them.
     """
 
     def __init__(
@@ -85,12 +55,16 @@ class Hub:
         loop: asyncio.AbstractEventLoop,
         greet: Callable[[str], list[tuple[str, Any]]],
         features: Callable[[], dict[str, Any]],
+        snapshot: Callable[[str], dict[str, Any]],
     ):
         self._loop = loop
         self._greet = greet
         self._features = features
+        self._snapshot = snapshot
         self._connections: dict[Connection, None] = {}
         self._by_id: dict[str, list[Connection]] = {}  # newest last
+        self._receivers: dict[str, tuple[Connection, ...]] = {}  # those of them that get the id's events
+        self._logs = EventLogs(self._by_id.__contains__)
         # Faces for custom nodes: client id -> socket, and what its client announced.
         self.sockets: dict[str, web.WebSocketResponse] = {}
         self.sockets_metadata: dict[str, dict[str, Any]] = {}
@@ -106,21 +80,25 @@ class Hub:
     # --- sending, from any thread ------------------------------------------------------------------
 
     def send(self, event: str | int, data: Any, sid: str | None = None) -> None:
-        """Send an event to the newest connection of `sid`, or to all. What cannot be encoded is logged."""
+        """Send an event to the connection of `sid`, or to all. What cannot be encoded is logged."""
         if sid is not None and not isinstance(sid, str):
             log.error("event %r dropped: a client id is a string, not %s", event, type(sid).__name__)
             return
-        if not (self._connections if sid is None else sid in self._by_id):
+        if sid is None:
+            wanted = bool(self._connections)
+        else:  # for a client that is away and may ask for it later, what lasts is kept
+            wanted = sid in self._receivers or (sid in self._logs and not is_replaceable(event))
+        if not wanted:
             return
         try:
-            frame, binary = encode_event(event, data)
+            frame = frame_of(event, data)
         except UnsendableError as error:
             log.error("event %r dropped: %s", event, error)
             return
         except Exception:  # an image that does not encode, say: the sender must live on
             log.exception("event %r dropped", event)
             return
-        self._post((Frame(frame, binary, _replace_key(event, data, frame)), sid))
+        self._post((frame, sid))
 
     def send_status(self, remaining: int) -> None:
         """Tell everyone how many prompts are queued or running."""
@@ -151,8 +129,8 @@ class Hub:
             frame, sid = item
             if sid is None:
                 self._broadcast(frame)
-            elif sid in self._by_id:
-                self._put(self._by_id[sid][-1], frame)
+            else:
+                self._to_client(sid, frame)
 
     def _on_status(self, remaining: int) -> None:
         now = self._loop.time()
@@ -177,30 +155,38 @@ class Hub:
             frame, _ = encode_event("status", {"status": {"exec_info": {"queue_remaining": remaining}}})
             self._broadcast(Frame(frame, replaces=("status",)))
 
+    def _to_client(self, sid: str, frame: Frame) -> None:
+        numbered = self._logs.add(sid, frame) if sid in self._logs else frame
+        for connection in self._receivers.get(sid, ()):
+            connection.put(numbered if connection.numbered else frame)
+
     def _broadcast(self, frame: Frame) -> None:
         for connection in self._connections:
-            self._put(connection, frame)
-
-    def _put(self, connection: Connection, frame: Frame) -> None:
-        try:
-            connection.outbox.put(frame)
-        except OutboxOverflow as error:
-            log.warning("client %s does not read its events (%s); disconnecting it", connection.sid, error)
-            connection.abort()
+            connection.put(frame)
 
     # --- one connection ----------------------------------------------------------------------------
 
     async def serve(self, request: web.Request) -> web.WebSocketResponse:
-        """Handle `GET /ws?clientId=…` until it closes. 400 for a request that is no upgrade."""
+        """Handle `GET /ws?clientId=…` until it closes. 400 for a request that is no upgrade.
+
+        Query: `since`, a number: send what the client missed after it; `fanout=1`: leave the id's events to the
+        connection that has them, and get them as well.
+        """
+        since = since_of(request.query)
         # Pings are answered here so that pongs can be seen. Compression would be done per socket, again and again.
         ws = web.WebSocketResponse(autoping=False, compress=False, max_msg_size=LARGEST_MESSAGE, timeout=CLOSE_TIMEOUT)
         await ws.prepare(request)
         sid = request.query.get("clientId") or uuid.uuid4().hex
         connection = Connection(ws, sid, request.transport, self._loop.time())
-        for event, data in self._greet(sid):
-            connection.outbox.put(Frame(encode_event(event, data)[0]))
+        connection.shared = request.query.get("fanout", "").lower() in ("1", "true")
+        greeting = self._greet(sid)
+        # Who asks what was missed is told which node runs in the answer to that.
+        for event, data in greeting if since is None else greeting[:1]:
+            connection.put(Frame(encode_event(event, data)[0]))
         self._add(connection)
-        writer = asyncio.create_task(self._write(connection))
+        if since is not None:
+            self._catch_up(connection, since)
+        writer = asyncio.create_task(connection.write())
         try:
             async for message in ws:
                 connection.last_seen = self._loop.time()
@@ -234,46 +220,60 @@ class Hub:
                 callback(connection.sid)
 
     def _expose(self, sid: str) -> None:
-        """The newest connection of an id is the one its events go to; when it closes, the one before it."""
-        if sid in self._by_id:
-            newest = self._by_id[sid][-1]
-            self.sockets[sid] = newest.ws
-            self.sockets_metadata[sid] = newest.metadata
+        """An id's events go to its newest connection, and to all shared ones; when it closes, to the one before it."""
+        same_id = self._by_id.get(sid, [])
+        shared = [connection for connection in same_id if connection.shared]
+        alone = [connection for connection in same_id if not connection.shared][-1:]
+        if same_id:
+            first = (alone or shared)[-1]
+            self._receivers[sid] = (*alone, *shared)
+            self.sockets[sid] = first.ws
+            self.sockets_metadata[sid] = first.metadata
         else:
-            self.sockets.pop(sid, None)
-            self.sockets_metadata.pop(sid, None)
+            for known in (self._receivers, self.sockets, self.sockets_metadata):
+                known.pop(sid, None)
 
-    async def _write(self, connection: Connection) -> None:
-        try:
-            while True:
-                frame = await connection.outbox.get()
-                connection.writing = True
-                if frame.binary:
-                    await connection.ws.send_bytes(frame.data)
-                else:
-                    await connection.ws.send_frame(frame.data, WSMsgType.TEXT)
-                connection.writing = False
-        except (ConnectionError, RuntimeError) as error:
-            log.debug("writing to client %s ended: %s", connection.sid, error)
-            connection.abort()
+    def _catch_up(self, connection: Connection, since: int | None) -> None:
+        """Send what the connection's id missed after number `since`, or what stands for it; number its events.
+
+        Event `resumed` follows what is replayed. Event `snapshot` comes instead if anything may have been lost.
+        """
+        missed = None if since is None else self._logs.missed(connection.sid, since)
+        self._logs.follow(connection.sid)
+        connection.numbered = True
+        if missed is None:
+            answer = "snapshot", {"seq": self._logs.last, **self._snapshot(connection.sid)}
+        else:
+            for frame in missed:
+                connection.put(frame)
+            answer = "resumed", {"seq": self._logs.last, "replayed": len(missed)}
+        connection.put(Frame(encode_event(*answer)[0]))
 
     def _on_text(self, connection: Connection, text: str) -> None:
-        """Feature flags, accepted as the first message that is JSON; all else is ignored."""
+        """Feature flags, answered if they are the first message that is JSON; `resume`, at any time. Else nothing."""
         try:
             message = json.loads(text)
         except (ValueError, RecursionError):
             return
+        kind = message.get("type") if isinstance(message, dict) else None
+        if kind == "resume":
+            data = message.get("data")
+            since = data.get("since") if isinstance(data, dict) else None
+            self._catch_up(connection, since if type(since) is int else None)
+            return
         first, connection.heard_json = not connection.heard_json, True
-        if not first or not isinstance(message, dict) or message.get("type") != "feature_flags":
+        if kind != "feature_flags":
             return
         flags = message.get("data")
         connection.metadata["feature_flags"] = flags if isinstance(flags, dict) else {}
-        self._put(connection, Frame(encode_event("feature_flags", self._features())[0]))
+        if first:
+            connection.put(Frame(encode_event("feature_flags", self._features())[0]))
 
     async def _ping_all(self) -> None:
         while True:
             await asyncio.sleep(PING_EVERY)
             now = self._loop.time()
+            self._logs.tidy()
             for connection in list(self._connections):
                 if now - connection.last_seen > PEER_SILENT:
                     log.info("client %s has not been heard of for %d s", connection.sid, PEER_SILENT)

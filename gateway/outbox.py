@@ -22,11 +22,13 @@ class Frame:
     """One encoded message, shared by all sockets that get it.
 
     replaces: frames with an equal key may be dropped in favour of a newer one; None for frames that must arrive.
+    fleeting: means nothing to a client that was not connected when it was sent.
     """
 
     data: bytes
     binary: bool = False
     replaces: Hashable = None
+    fleeting: bool = False
 
 
 class OutboxOverflow(Exception):

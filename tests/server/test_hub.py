@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+import gateway.events
 import gateway.hub
 from gateway import outbox
 
@@ -128,8 +129,8 @@ async def test_a_slow_reader_holds_up_nobody_and_keeps_its_terminal_events(runni
 async def test_an_event_is_encoded_once_for_all_sockets(running, monkeypatch):
     sockets = [await running.ws(str(i)) for i in range(5)]
     calls = []
-    encode = gateway.hub.encode_event
-    monkeypatch.setattr(gateway.hub, "encode_event", lambda *a: calls.append(a[0]) or encode(*a))
+    encode = gateway.events.encode_event
+    monkeypatch.setattr(gateway.events, "encode_event", lambda *a: calls.append(a[0]) or encode(*a))
     running.server.send_sync("end", {"big": "x" * 1000})
     for ws in sockets:
         await events(ws, "end")

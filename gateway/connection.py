@@ -1,0 +1,69 @@
+"""One open WebSocket: what is known of it, and writing to it (spec: websocket.md)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import WSMsgType, web
+
+from gateway.outbox import Frame, Outbox, OutboxOverflow
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class Connection:
+    """One open WebSocket."""
+
+    ws: web.WebSocketResponse
+    sid: str
+    transport: asyncio.Transport | None
+    last_seen: float
+    outbox: Outbox = field(default_factory=Outbox)
+    metadata: dict[str, Any] = field(default_factory=lambda: {"feature_flags": {}})
+    shared: bool = False  # gets the id's events beside whatever other connection of the id gets them
+    numbered: bool = False  # has asked what it missed: its events carry their numbers
+    heard_json: bool = False
+    writing: bool = False
+
+    def abort(self) -> None:
+        """Drop the connection without a closing handshake."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    def put(self, frame: Frame) -> None:
+        """Send a frame when its turn comes. A client that has stopped reading is given up."""
+        try:
+            self.outbox.put(frame)
+        except OutboxOverflow as error:
+            log.warning("client %s does not read its events (%s); disconnecting it", self.sid, error)
+            self.abort()
+
+    async def write(self) -> None:
+        """Write what is put, until the connection is gone."""
+        try:
+            while True:
+                frame = await self.outbox.get()
+                self.writing = True
+                if frame.binary:
+                    await self.ws.send_bytes(frame.data)
+                else:
+                    await self.ws.send_frame(frame.data, WSMsgType.TEXT)
+                self.writing = False
+        except (ConnectionError, RuntimeError) as error:
+            log.debug("writing to client %s ended: %s", self.sid, error)
+            self.abort()
+
+
+def since_of(query: Mapping[str, str]) -> int | None:
+    """The number that the query asks to continue after, None without one. Raises HTTPBadRequest."""
+    text = query.get("since")
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= 20):
+        raise web.HTTPBadRequest(text=f"since must be a number that came as seq, or 0; not {text[:80]!r}")
+    return int(text)

@@ -1,0 +1,54 @@
+"""What a client is told instead of events that are lost: the state of its jobs (docs/clients.md)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from comfy_execution import jobs
+from protocol import to_json
+
+MOST_PENDING = 1_000
+MOST_ENDED = 50  # newest first
+LOOKED_AT = 1_000  # of all ended jobs, how many of the newest are searched for the client's
+LARGEST_OUTPUTS = 64 << 10  # bytes of a job's outputs; larger ones are to be fetched
+
+
+def snapshot(server: Any, client_id: str) -> dict[str, Any]:
+    """`{"jobs": [job…]}`: what of this client's waits, runs or has ended lately, oldest first.
+
+    Jobs as in GET /api/jobs. A running one has `node`, the node that runs (null between nodes). Running and ended ones
+    have `outputs` as the history has them, or `outputs_url` if they are large.
+    """
+    queue = server.prompt_queue
+    if queue is None:
+        return {"jobs": []}
+    waiting, _ = queue.jobs_by_creation(jobs.QUEUED, False, 0, None)
+    ended, _ = queue.jobs_by_creation((jobs.COMPLETED, jobs.FAILED, jobs.CANCELLED), True, 0, LOOKED_AT)
+    mine = [entry for _, entry in ended if _client_of(entry["prompt"]) == client_id][:MOST_ENDED]
+    found = [_ended(entry) for entry in reversed(mine)]
+    queued = [(state, entry) for state, entry in waiting if _client_of(entry) == client_id]
+    running = [_running(server, entry) for state, entry in queued if state == jobs.IN_PROGRESS]
+    pending = [jobs.queued_job(entry, state) for state, entry in queued if state == jobs.PENDING]
+    return {"jobs": [*found, *running, *pending[:MOST_PENDING]], "pending": len(pending)}
+
+
+def _client_of(item: Any) -> Any:
+    extra_data = item[3]
+    return extra_data.get("client_id") if isinstance(extra_data, dict) else None
+
+
+def _running(server: Any, entry: Any) -> dict[str, Any]:
+    job = jobs.queued_job(entry, jobs.IN_PROGRESS)
+    current = server.last_prompt_id == entry[1]
+    job["node"] = server.last_node_id if current else None
+    return job | _outputs(entry[1], server.outputs_of_run(entry[1]))
+
+
+def _ended(entry: Any) -> dict[str, Any]:
+    return jobs.finished_job(entry) | _outputs(entry["prompt"][1], entry.get("outputs") or {})
+
+
+def _outputs(prompt_id: str, outputs: dict[str, Any]) -> dict[str, Any]:
+    if len(to_json(outputs)) > LARGEST_OUTPUTS:
+        return {"outputs_url": f"/api/jobs/{prompt_id}"}
+    return {"outputs": outputs}
