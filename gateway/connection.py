@@ -11,6 +11,7 @@ from typing import Any
 from aiohttp import WSMsgType, web
 
 from gateway.outbox import Frame, Outbox, OutboxOverflow
+from protocol import to_json
 
 log = logging.getLogger(__name__)
 
@@ -65,5 +66,6 @@ def since_of(query: Mapping[str, str]) -> int | None:
     if text is None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) <= 20):
-        raise web.HTTPBadRequest(text=f"since must be a number that came as seq, or 0; not {text[:80]!r}")
+        error = f"since must be a number that came as seq, or 0; not {text[:80]!r}"
+        raise web.HTTPBadRequest(body=to_json({"error": error}), content_type="application/json")
     return int(text)

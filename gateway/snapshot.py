@@ -14,14 +14,13 @@ LARGEST_OUTPUTS = 64 << 10  # bytes of a job's outputs; larger ones are to be fe
 
 
 def snapshot(server: Any, client_id: str) -> dict[str, Any]:
-    """`{"jobs": [job…]}`: what of this client's waits, runs or has ended lately, oldest first.
+    """`{"instance_id", "jobs", "pending"}`: what of this client's waits, runs or has ended lately, oldest first.
 
-    Jobs as in GET /api/jobs. A running one has `node`, the node that runs (null between nodes). Running and ended ones
-    have `outputs` as the history has them, or `outputs_url` if they are large.
+    jobs: as in GET /api/jobs. A running one has `node`, the node that runs (null between nodes). Running and ended
+        ones have `outputs` as the history has them, or `outputs_url` if they are large.
+    pending: how many of its jobs wait, also if not all of them are listed.
     """
     queue = server.prompt_queue
-    if queue is None:
-        return {"jobs": []}
     waiting, _ = queue.jobs_by_creation(jobs.QUEUED, False, 0, None)
     ended, _ = queue.jobs_by_creation((jobs.COMPLETED, jobs.FAILED, jobs.CANCELLED), True, 0, LOOKED_AT)
     mine = [entry for _, entry in ended if _client_of(entry["prompt"]) == client_id][:MOST_ENDED]
@@ -29,7 +28,11 @@ def snapshot(server: Any, client_id: str) -> dict[str, Any]:
     queued = [(state, entry) for state, entry in waiting if _client_of(entry) == client_id]
     running = [_running(server, entry) for state, entry in queued if state == jobs.IN_PROGRESS]
     pending = [jobs.queued_job(entry, state) for state, entry in queued if state == jobs.PENDING]
-    return {"jobs": [*found, *running, *pending[:MOST_PENDING]], "pending": len(pending)}
+    return {
+        "instance_id": server.jobs.instance_id,
+        "jobs": [*found, *running, *pending[:MOST_PENDING]],
+        "pending": len(pending),
+    }
 
 
 def _client_of(item: Any) -> Any:

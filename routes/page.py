@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from gateway.files import file_response
-from gateway.openapi import EMPTY, Parameter, file, text
+from gateway.openapi import EMPTY, JSON, TEXT, Answer, Parameter, file, text
 from routes.answers import empty
 from userdata import UnknownUser
 
@@ -43,8 +43,12 @@ def add_to(table: Table, server: PromptServer) -> None:
     @table.get(
         "/ws",
         "WebSocket with the events of runs.",
-        params=(Parameter("clientId", description="Made by the server when absent"),),
-        answers={101: EMPTY, 400: text(), 426: text()},
+        params=(
+            Parameter("clientId", description="Made by the server when absent"),
+            Parameter("since", description="Continue after this number; 0: tell the state of the client's jobs"),
+            Parameter("fanout", description="1: get the client's events beside its other connection"),
+        ),
+        answers={101: EMPTY, 400: Answer({"text/plain": TEXT, JSON: "Refused"}), 426: text()},
     )
     async def websocket(request: web.Request) -> web.StreamResponse:
         return await server.hub.serve(request)

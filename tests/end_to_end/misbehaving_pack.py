@@ -1,5 +1,7 @@
 """Custom nodes that do to a worker what the worst packs do."""
 
+import time
+
 import torch
 
 
@@ -79,4 +81,20 @@ class NotANumber:
         return {"ui": {"values": [float("nan"), float("inf"), 1.5]}}
 
 
-NODE_CLASS_MAPPINGS = {"MisRaise": Raise, "MisReturn": Return, "MisNaN": NotANumber}
+class Sleep:
+    """Sleeps, deaf to interrupts."""
+
+    OUTPUT_NODE = True
+    RETURN_TYPES = ("STRING",)
+    FUNCTION = "run"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"seconds": ("FLOAT", {}), "tag": ("STRING", {})}}
+
+    def run(self, seconds, tag):
+        time.sleep(seconds)
+        return {"ui": {"slept": [seconds]}, "result": (tag,)}
+
+
+NODE_CLASS_MAPPINGS = {"MisRaise": Raise, "MisReturn": Return, "MisNaN": NotANumber, "MisSleep": Sleep}

@@ -145,8 +145,8 @@ async def test_a_resume_message_without_a_number_gets_a_snapshot(running, data):
 
 @pytest.mark.parametrize("since", ["", "x", "-1", "1.5", "9" * 30, "%F0%9D%9F%99"])
 async def test_a_bad_number_in_the_query_is_refused(running, since):
-    status, text, _ = await running.get(f"/ws?clientId=me&since={since}")
-    assert status == 400 and b"since" in text
+    status, answer, _ = await running.get(f"/ws?clientId=me&since={since}")
+    assert status == 400 and "since" in answer["error"]
 
 
 async def submit(running, text: str, client_id: str = "me") -> str:
@@ -172,8 +172,9 @@ async def test_a_snapshot_tells_the_state_of_all_jobs_of_the_client(running):
     running.server.client_id, running.server.last_prompt_id, running.server.last_node_id = "me", current, "7"
     running.server.run_outputs = (current, {"3": {"output": {"images": []}, "meta": {}}})
     async with connect(running, "clientId=me&since=0") as ws:
-        first, snapshot = await receive(ws, "snapshot")  # no event `executing` in between
+        _, snapshot = await receive(ws, "snapshot")  # no event `executing` in between
     jobs = {job["id"]: job for job in snapshot["data"]["jobs"]}
+    assert snapshot["data"]["instance_id"] == running.server.jobs.instance_id
     assert list(jobs) == [ended, large, current, waiting] and snapshot["data"]["pending"] == 1
     assert [job["status"] for job in jobs.values()] == ["completed", "completed", "in_progress", "pending"]
     assert jobs[ended]["outputs"] == {"1": {"text": ["done"]}}
