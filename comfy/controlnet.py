@@ -331,7 +331,10 @@ class ControlNet(ControlBase):
         hint = comfy.utils.common_upscale(self.cond_hint_original, width, height, self.upscale_algorithm, "center")
         hint = self.preprocess_image(hint)
         if self.vae is not None:
+            in_use = comfy.model_management.loaded_models(only_currently_used=True)
             hint = self.vae.encode(hint.movedim(1, -1))
+            # Making room for the autoencoder may have taken the models of this run off the device.
+            comfy.model_management.load_models_gpu(in_use)
         if self.latent_format is not None:
             hint = self.latent_format.process_in(hint)
         beside = []
@@ -339,6 +342,8 @@ class ControlNet(ControlBase):
             extra = comfy.utils.common_upscale(
                 extra.to(hint), hint.shape[-1], hint.shape[-2], self.upscale_algorithm, "center"
             )
+            if hint.ndim == 5 and extra.ndim == 4:
+                extra = extra.unsqueeze(2).expand(-1, -1, hint.shape[2], -1, -1)
             beside.append(comfy.utils.repeat_to_batch_size(extra, hint.shape[0]))
         if beside:
             self.extra_concat = beside
@@ -360,6 +365,10 @@ class ControlNetSD35(ControlNet):
     def pre_run(self, model: Any, percent_to_timestep_function: Callable[[float], float]) -> None:
         self.control_model.borrow_from(model.diffusion_model)
         super().pre_run(model, percent_to_timestep_function)
+
+    def cleanup(self) -> None:
+        super().cleanup()
+        self.control_model.borrow_from(None)
 
 
 class ControlLora(ControlNet):

@@ -1,4 +1,5 @@
-"""From a file to a control: ControlNets in both layouts, control LoRAs, differences to a model, T2I-Adapters."""
+"""From a file to a control: ControlNets of UNets in both layouts and of transformers, control LoRAs, differences to a
+model, T2I-Adapters."""
 
 from __future__ import annotations
 
@@ -73,6 +74,8 @@ def load_controlnet_state_dict(
         if "difference" in sd:
             sd = _added_to_model(sd, model)
         return _unet_control(sd, options)
+    if "controlnet_blocks.0.weight" in sd or "controlnet_blocks.0.linear.weight" in sd:
+        return _transformer_control(sd, options)
     return load_t2i_adapter(sd, options)
 
 
@@ -98,6 +101,13 @@ def _unet_control(sd: dict[str, Tensor], options: Mapping[str, Any]) -> ControlN
         global_average_pooling=options.get("global_average_pooling", False),
         manual_cast_dtype=cast_dtype,
     )
+
+
+def _transformer_control(sd: dict[str, Tensor], options: Mapping[str, Any]) -> ControlNet | None:
+    from comfy import controlnet_transformers
+
+    dtypes = _dtypes(sd, options)
+    return controlnet_transformers.load(sd, dtypes, lambda tensors: _in_dtype(tensors, *dtypes[:2]))
 
 
 def _dtypes(sd: Mapping[str, Tensor], options: Mapping[str, Any]) -> tuple[torch.dtype, torch.dtype | None, Any]:

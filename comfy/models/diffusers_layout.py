@@ -32,13 +32,19 @@ def to_own_layout(sd: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
     if build is None:
         return None
     network = build({key: value.shape for key, value in sd.items()})
+    return renamed_for(network, sd)
+
+
+def renamed_for(network: nn.Module, sd: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors with diffusers' names under the names that `network` has for them. Those that go by the same name in both
+    layouts keep it, and what it has no place for is left out. Raises DiffusersLayoutError."""
     own_shapes = {key: value.shape for key, value in network.state_dict().items()}
     places = diffusers_names(own_shapes)
 
     out: dict[str, Tensor] = {}
     parts: dict[str, list[tuple[int, int, Tensor]]] = {}
     for key, value in sd.items():
-        place = places.get(key)
+        place = places.get(key, key if key in own_shapes else None)
         if isinstance(place, str):
             out[place] = value
         elif place is not None and place[1] is None:
@@ -101,11 +107,16 @@ def _depth(shapes: Shapes, attention: str) -> int:
 
 
 def _flux(shapes: Shapes) -> nn.Module:
+    return flux.Flux(flux_config(shapes), device="meta")
+
+
+def flux_config(shapes: Shapes) -> flux.FluxConfig:
+    """Of FLUX.1 and its ControlNets, which have no last layer."""
     hidden, patch_width = shapes["x_embedder.weight"]
     vector = shapes.get("time_text_embed.text_embedder.linear_1.weight")
-    config = flux.FluxConfig(
+    return flux.FluxConfig(
         in_channels=patch_width // 4,
-        out_channels=shapes["proj_out.weight"][0] // 4,
+        out_channels=shapes.get("proj_out.weight", (patch_width,))[0] // 4,
         hidden_size=hidden,
         num_heads=hidden // shapes["transformer_blocks.0.attn.norm_q.weight"][0],
         depth=count_blocks(shapes, "transformer_blocks.{}.attn.to_q.weight"),
@@ -115,16 +126,20 @@ def _flux(shapes: Shapes) -> nn.Module:
         vec_in_dim=None if vector is None else vector[1],
         guidance_embed="time_text_embed.guidance_embedder.linear_1.weight" in shapes,
     )
-    return flux.Flux(config, device="meta")
 
 
 def _mmdit(shapes: Shapes) -> nn.Module:
+    return mmdit.MMDiT(mmdit_config(shapes), device="meta")
+
+
+def mmdit_config(shapes: Shapes) -> mmdit.MMDiTConfig:
+    """Of Stable Diffusion 3 and 3.5 and their ControlNets, which have no last layer."""
     hidden, in_channels, patch, _ = shapes["pos_embed.proj.weight"]
     depth = count_blocks(shapes, "transformer_blocks.{}.attn.to_q.weight")
     second = [i for i in range(depth) if f"transformer_blocks.{i}.attn2.to_q.weight" in shapes]
-    config = mmdit.MMDiTConfig(
+    return mmdit.MMDiTConfig(
         in_channels=in_channels,
-        out_channels=shapes["proj_out.weight"][0] // patch**2,
+        out_channels=shapes.get("proj_out.weight", (in_channels * patch**2,))[0] // patch**2,
         patch_size=patch,
         depth=depth,
         hidden_size=hidden,
@@ -134,7 +149,6 @@ def _mmdit(shapes: Shapes) -> nn.Module:
         qk_norm="rms" if "transformer_blocks.0.attn.norm_q.weight" in shapes else None,
         x_block_self_attn_layers=tuple(second),
     )
-    return mmdit.MMDiT(config, device="meta")
 
 
 def _auraflow(shapes: Shapes) -> nn.Module:

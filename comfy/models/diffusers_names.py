@@ -307,8 +307,9 @@ def mmdit_names(shapes: Shapes) -> dict[str, Place]:
         _fused(out, shapes, f"{own}.x_block.attn2.qkv", [f"{other}.attn2.to_{x}" for x in THIRDS])
         _fused(out, shapes, f"{own}.context_block.attn.qkv", [f"{other}.attn.add_{x}_proj" for x in THIRDS])
     last = f"joint_blocks.{_count(shapes, 'joint_blocks.{}.') - 1}.context_block.adaLN_modulation.1"
-    if f"{last}.weight" in shapes:
-        # The last text block has a scale and a shift only, in diffusers the other way round.
+    if f"{last}.weight" in shapes and shapes[f"{last}.weight"][0] == 2 * shapes[f"{last}.weight"][1]:
+        # The last text block has a scale and a shift only, in diffusers the other way round. (A ControlNet's blocks
+        # are all whole ones.)
         _swapped(out, shapes, last, f"transformer_blocks.{last.split('.')[1]}.norm1_context.linear")
     _swapped(out, shapes, "final_layer.adaLN_modulation.1", "norm_out.linear")
     if "pos_embed" in shapes:

@@ -238,6 +238,13 @@ class QwenImage(nn.Module):
         ids = grid_ids(frames, rows, columns, start=start, device=x.device)
         return x.flatten(4).flatten(1, 3), ids
 
+    def positions(self, img_ids: Tensor, words: int, size: Sequence[int]) -> Tensor:
+        """The rope table of text, then image. size: height and width of the latent; the text goes on along the
+        diagonal from where the image ends."""
+        start = max(-(-n // self.config.patch_size) for n in size) // 2
+        txt_ids = torch.arange(start, start + words, device=img_ids.device).reshape(1, words, 1).expand(-1, -1, 3)
+        return rope_table(torch.cat([txt_ids.to(img_ids), img_ids], dim=1), self.config.axes_dims_rope, ROPE_THETA)
+
     def forward(
         self,
         x: Tensor,
@@ -271,9 +278,7 @@ class QwenImage(nn.Module):
             img_ids = torch.cat([img_ids, *(ids for _, ids in refs)], dim=1)
             if method == TIMESTEP_ZERO:
                 tail = img.shape[1] - image_tokens
-        words, start = context.shape[1], max(rows, columns) // 2
-        txt_ids = torch.arange(start, start + words, device=x.device).reshape(1, words, 1).expand(-1, -1, 3)
-        pe = rope_table(torch.cat([txt_ids.to(img_ids), img_ids], dim=1), self.config.axes_dims_rope, ROPE_THETA)
+        pe = self.positions(img_ids, context.shape[1], (height, width))
 
         vec = self.time_text_embed(timesteps, x.dtype).unsqueeze(1)
         if tail:
