@@ -18,6 +18,7 @@ import comfy.utils
 from comfy.controlnet import Control, ControlBase, ControlLora, ControlNet, T2IAdapter
 from comfy.model_base import WeightsMismatch, load_assigned
 from comfy.models import control_unet, t2i_adapter, unet
+from comfy.models.diffusers_layout import DiffusersLayoutError
 from comfy.models.diffusers_names import unet_encoder_own_names
 from comfy.weights import WeightsFileError
 
@@ -49,7 +50,7 @@ def load_controlnet(ckpt_path: str, model: Any = None, model_options: dict | Non
     example = next(iter(state_dict), "nothing")
     try:
         control = load_controlnet_state_dict(state_dict, model, options)
-    except (WeightsMismatch, KeyError) as error:
+    except (WeightsMismatch, DiffusersLayoutError, KeyError) as error:
         raise UnknownControlError(ckpt_path, size, f"its tensors do not fit: {error}") from error
     if control is None:
         cause = f"it is no ControlNet or T2I-Adapter known here (its tensors are such as {example})"
