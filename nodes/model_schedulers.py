@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import torch
 
+from comfy.sampling import schedules
 from comfy_api.latest import io
 
 from .constants import MAX_RESOLUTION
@@ -106,80 +106,50 @@ class LTXVScheduler(io.ComfyNode):
         return io.NodeOutput(sigmas)
 
 
-# "Align Your Steps" (Sabour et al., 2024): noise levels of 10 steps; for SD1 and SDXL those of the published time
-# steps in the models' own table.
-_ALIGNED = {
-    "SD1": [
-        14.6146412,
-        6.4745760,
-        3.8636746,
-        2.6946151,
-        1.8841921,
-        1.3943805,
-        0.9642584,
-        0.6523686,
-        0.3977456,
-        0.1515233,
-        0.0291672,
-    ],
-    "SDXL": [
-        14.6146412,
-        6.3184485,
-        3.7681789,
-        2.1811481,
-        1.3405244,
-        0.8620721,
-        0.5550693,
-        0.3798541,
-        0.2332364,
-        0.1114188,
-        0.0291672,
-    ],
-    "SVD": [700.0, 54.5, 15.886, 7.977, 4.248, 1.789, 0.981, 0.403, 0.173, 0.034, 0.002],
-}
-
-
-class AlignYourStepsScheduler(io.ComfyNode):
+class Ideogram4Scheduler(io.ComfyNode):
     @classmethod
     def define_schema(cls):
         return io.Schema(
-            node_id="AlignYourStepsScheduler",
+            node_id="Ideogram4Scheduler",
+            display_name="Ideogram 4 Scheduler",
             category="model/sampling/schedulers",
-            description=("Noise levels that were optimised for each model (Align Your Steps, Sabour et al., 2024)."),
+            description="Noise levels for Ideogram 4: quantiles of a logit-normal distribution, shifted by the size.",
             inputs=[
-                io.Combo.Input("model_type", options=["SD1", "SDXL", "SVD"], tooltip="Family of the model."),
-                io.Int.Input("steps", tooltip="Number of steps.", default=10, min=1, max=10000),
+                io.Int.Input("steps", tooltip="Number of steps.", default=20, min=1, max=200),
+                io.Int.Input(
+                    "width", tooltip="Width of the picture in pixels.", default=1024, min=256, max=8192, step=16
+                ),
+                io.Int.Input(
+                    "height", tooltip="Height of the picture in pixels.", default=1024, min=256, max=8192, step=16
+                ),
                 io.Float.Input(
-                    "denoise", tooltip="Part of the schedule to run.", default=1.0, min=0.0, max=1.0, step=0.01
+                    "mu",
+                    tooltip="Middle of the distribution; larger values spend more steps at high noise.",
+                    default=0.0,
+                    min=-10.0,
+                    max=10.0,
+                    step=0.05,
+                ),
+                io.Float.Input(
+                    "std", tooltip="How widely the levels are spread.", default=1.75, min=0.1, max=5.0, step=0.05
                 ),
             ],
             outputs=[io.Sigmas.Output()],
         )
 
     @classmethod
-    def execute(cls, model_type: str, steps: int, denoise: float) -> io.NodeOutput:
-        total = steps
-        if denoise < 1.0:
-            if denoise <= 0.0:
-                return io.NodeOutput(torch.empty(0))
-            total = round(steps * denoise)
-        levels = _ALIGNED[model_type]
-        if steps + 1 != len(levels):
-            levels = _log_interpolated(levels, steps + 1)
-        sigmas = torch.tensor(levels[-(total + 1) :], dtype=torch.float32)
-        sigmas[-1] = 0
-        return io.NodeOutput(sigmas)
+    def execute(cls, steps: int, width: int, height: int, mu: float, std: float) -> io.NodeOutput:
+        return io.NodeOutput(schedules.logit_normal_schedule(steps, mu + _size_shift(width, height), std))
 
 
-def _log_interpolated(levels: list[float], count: int) -> list[float]:
-    """`count` noise levels on straight lines through the logarithms of the given ones."""
-    logarithms = np.log(levels[::-1])
-    places = np.linspace(0, 1, count)
-    return np.exp(np.interp(places, np.linspace(0, 1, len(levels)), logarithms))[::-1].tolist()
+def _size_shift(width: int, height: int) -> float:
+    """By how much the middle of a logit-normal schedule moves: a flow at n times the pixels of 512 x 512 needs sqrt(n)
+    times the noise (Esser et al., 2024, section 5.3.2)."""
+    return 0.5 * math.log(width * height / (512 * 512))
 
 
 NODES = {
     "comfy_extras.nodes_flux": [Flux2Scheduler],
     "comfy_extras.nodes_lt": [LTXVScheduler],
-    "comfy_extras.nodes_align_your_steps": [AlignYourStepsScheduler],
+    "comfy_extras.nodes_ideogram4": [Ideogram4Scheduler],
 }

@@ -148,6 +148,17 @@ def kl_optimal_scheduler(n: int, sigma_min: float, sigma_max: float) -> Tensor:
     return append_zero((ramp * ends[0] + (1 - ramp) * ends[1]).tan())
 
 
+# Half log signal-to-noise ratios that a logit-normal schedule keeps within: noisiest, cleanest.
+LOGIT_LIMITS = (9.0, -7.5)
+
+
+def logit_normal_schedule(n: int, mean: float, deviation: float) -> Tensor:
+    """n quantiles, from the noisiest on, of a flow's noise levels whose logit is normally distributed; then 0."""
+    uniform = torch.arange(n, 0, -1, dtype=torch.float64) / n
+    logits = (mean + deviation * torch.special.ndtri(uniform)).clamp(LOGIT_LIMITS[1], LOGIT_LIMITS[0])
+    return append_zero(torch.sigmoid(logits).float())
+
+
 SCHEDULER_HANDLERS: dict[str, SchedulerHandler] = {
     "simple": SchedulerHandler(simple_scheduler),
     "sgm_uniform": SchedulerHandler(sgm_uniform_scheduler),

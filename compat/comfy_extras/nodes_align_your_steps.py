@@ -1,5 +1,5 @@
 """Re-exports; see `nodes`."""
 
-from nodes.model_schedulers import AlignYourStepsScheduler
+from nodes.tabled_schedulers import AlignYourStepsScheduler
 
 __all__ = ["AlignYourStepsScheduler"]

@@ -1,5 +1,6 @@
 """Re-exports; see `nodes`."""
 
-from nodes.guidance import PerpNegGuider
+from nodes.perp_neg import PerpendicularGuider as Guider_PerpNeg
+from nodes.perp_neg import PerpNeg, PerpNegGuider
 
-__all__ = ["PerpNegGuider"]
+__all__ = ["Guider_PerpNeg", "PerpNeg", "PerpNegGuider"]

@@ -127,6 +127,8 @@ SOLVER_OPTIONS = {
         ["eta", "predictor_order", "corrector_order", "use_pece", "simple_order_2"],
     ),
     "SamplerLMS": (r"order(.)", ["order"]),
+    "SamplerEulerCFGpp": (r"(\w+)", ["version"]),
+    "SamplerLCM": (r"s(.+)_e(.+)_clip(.+)", ["s_noise", "s_noise_end", "noise_clip_std"]),
 }
 SOLVED = [key for key in RUNS if re.fullmatch(rf"custom/[^/]+/({'|'.join(SOLVER_OPTIONS)})/[^/]+/cfg5/seed42", key)]
 

@@ -19,7 +19,7 @@ RECORDED = json.loads((DATA / "schedules.json").read_text())["nodes"]
 SIGMAS = load_file(DATA / "scheduler_nodes.safetensors")
 # Numbers with an exponent are read as such here; the reference reads 1e-2 as 1 and -2.
 DIFFERENT = {"ManualSigmas/2"}
-CASES = [name for name, case in RECORDED.items() if case["node"] in nodes.NODE_CLASS_MAPPINGS and name not in DIFFERENT]
+CASES = [name for name in RECORDED if name not in DIFFERENT]
 
 
 def run(name: str, **inputs):
@@ -62,7 +62,19 @@ def test_recorded_schedule(name):
 
 
 def test_enough_schedules_were_recorded():
-    assert len(CASES) > 60
+    assert len(CASES) > 500
+
+
+def test_no_schedule_is_left_of_a_denoise_of_zero():
+    for name, model_type in (("AlignYourStepsScheduler", "SD1"), ("OptimalStepsScheduler", "FLUX")):
+        assert len(run(name, model_type=model_type, steps=5, denoise=0.0)[0]) == 0
+    assert len(run("GITSScheduler", coeff=1.2, steps=5, denoise=0.0)[0]) == 0
+
+
+def test_any_coefficient_of_gits_has_its_nearest_table():
+    exact = run("GITSScheduler", coeff=1.25, steps=8, denoise=1.0)[0]
+    for near in (1.24, 1.26, 1.25 + 1e-7):
+        assert torch.equal(run("GITSScheduler", coeff=near, steps=8, denoise=1.0)[0], exact)
 
 
 def test_manual_sigmas_understands_exponents():

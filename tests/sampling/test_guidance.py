@@ -1,6 +1,6 @@
 """Guidance methods and short runs with them against conditioning.* (goldens, section 6).
 
-Some methods live in this room, others in nodes; both are put on a model and asked for one step.
+Each is put on a model by its node and asked for one step.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from conditioning_cases import CASES, RECORDED, area, entry, guided_step, masked
 
 import comfy.sample
 import comfy.samplers
+import nodes
 import nodes.custom_sampling
 import nodes.guidance
 import nodes.model_sampling
-from comfy.sampling import guidance_methods as methods
+import nodes.perp_neg
 
 TOLERANCE = 2e-5
 # singular vectors in float32
@@ -28,20 +29,9 @@ A, B, C, NEG = (entry(n) for n in ("A", "B", "C", "NEG"))
 Method = Callable[[Any], Any]
 
 
-def hook(setter: str, *functions: Any) -> Method:
-    """A patcher with these functions in one of the hooks."""
-
-    def patch(model: Any) -> Any:
-        patched = model.clone()
-        for function in functions:
-            getattr(patched, f"set_model_sampler_{setter}_function")(function)
-        return patched
-
-    return patch
-
-
 def node(name: str, *args: Any) -> Method:
-    return lambda model: getattr(nodes.guidance, name).execute(model, *args).args[0]
+    """A patcher that went through a node."""
+    return lambda model: nodes.NODE_CLASS_MAPPINGS[name].execute(model, *args).args[0]
 
 
 def old_node(cls: type, *args: Any) -> Method:
@@ -61,8 +51,8 @@ METHODS: dict[str, Method] = {
     "plain_cfg7": lambda model: model,
     "RescaleCFG_0.7": old_node(nodes.model_sampling.RescaleCFG, 0.7),
     "RescaleCFG_1.0": old_node(nodes.model_sampling.RescaleCFG, 1.0),
-    "PerpNeg_node_1.0": hook("post_cfg", methods.PerpNeg([C], 1.0)),
-    "PerpNeg_node_0.4": hook("post_cfg", methods.PerpNeg([C], 0.4)),
+    "PerpNeg_node_1.0": node("PerpNeg", [C], 1.0),
+    "PerpNeg_node_0.4": node("PerpNeg", [C], 0.4),
     "CFGZeroStar": node("CFGZeroStar"),
     "CFGNorm_1.0": node("CFGNorm", 1.0),
     "CFGNorm_pre_1.0": node("CFGNorm", 1.0, True),
@@ -72,24 +62,24 @@ METHODS: dict[str, Method] = {
     "APG_eta0.3_norm15.0_mom0.0": node("APG", 0.3, 15.0, 0.0),
     "APG_eta0.5_norm0.0_mom0.5": node("APG", 0.5, 0.0, 0.5),
     "Mahiro": node("Mahiro"),
-    "TCFG": hook("pre_cfg", methods.TangentialDampingCFG()),
-    "EpsilonScaling_1.01": node("Epsilon_Scaling", 1.01),
-    "TSR_0.95_1.0": hook("post_cfg", methods.TemporalScoreRescaling(0.95, 1.0)),
-    "FreSca_1.0_1.25_4": hook("pre_cfg", methods.FreSca(1.0, 1.25, 4)),
+    "TCFG": node("TCFG"),
+    "EpsilonScaling_1.01": node("Epsilon Scaling", 1.01),
+    "TSR_0.95_1.0": node("TemporalScoreRescaling", 0.95, 1.0),
+    "FreSca_1.0_1.25_4": node("FreSca", 1.0, 1.25, 4),
     "VideoLinearCFG_1.0": old_node(nodes.guidance.VideoLinearCFGGuidance, 1.0),
     "VideoTriangleCFG_1.0": old_node(nodes.guidance.VideoTriangleCFGGuidance, 1.0),
-    "RenormCFG_trunc100.0_renorm1.0": hook("cfg", methods.RenormCFG(100.0, 1.0)),
-    "RenormCFG_trunc100.0_renorm0.0": hook("cfg", methods.RenormCFG(100.0, 0.0)),
-    "RenormCFG_trunc0.01_renorm1.0": hook("cfg", methods.RenormCFG(0.01, 1.0)),
+    "RenormCFG_trunc100.0_renorm1.0": node("RenormCFG", 100.0, 1.0),
+    "RenormCFG_trunc100.0_renorm0.0": node("RenormCFG", 100.0, 0.0),
+    "RenormCFG_trunc0.01_renorm1.0": node("RenormCFG", 0.01, 1.0),
     "CFGOverride_2.5_0_1": node("CFGOverride", 2.5, 0.0, 1.0),
     "CFGOverride_2.5_0.9_1": node("CFGOverride", 2.5, 0.9, 1.0),
-    "PerpNeg_then_CFGZeroStar_post": chain(hook("post_cfg", methods.PerpNeg([C], 1.0)), node("CFGZeroStar")),
-    "APG_then_TCFG_pre_order": chain(node("APG", 0.3, 5.0, 0.0), hook("pre_cfg", methods.TangentialDampingCFG())),
+    "PerpNeg_then_CFGZeroStar_post": chain(node("PerpNeg", [C], 1.0), node("CFGZeroStar")),
+    "APG_then_TCFG_pre_order": chain(node("APG", 0.3, 5.0, 0.0), node("TCFG")),
 }
 
 
 def _perp_neg(model: Any, scale: float) -> Any:
-    return nodes.guidance.PerpNegGuider.execute(model, [A], [NEG], [C], 7.0, scale).args[0]
+    return nodes.perp_neg.PerpNegGuider.execute(model, [A], [NEG], [C], 7.0, scale).args[0]
 
 
 def _dual(model: Any, style: str, first: float, second: float) -> Any:

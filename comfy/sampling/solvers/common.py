@@ -174,6 +174,13 @@ def flow_ancestral_step(s: float, n: float, eta: float) -> tuple[float, float, f
     return down, scale, max(n**2 - down**2 * scale**2, 0.0) ** 0.5
 
 
+def noised(model_sampling: Any | None, sigma: float, noise: Tensor, latent: Tensor) -> Tensor:
+    """A clean latent brought to `sigma` by the model's own rule (without a model: noise is added)."""
+    if model_sampling is None:
+        return latent + noise * sigma
+    return model_sampling.noise_scaling(torch.full((), sigma, device=noise.device), noise, latent)
+
+
 def model_sampling_of(model: Any) -> Any | None:
     """The model's sampling object, also when it is patched; None if `model` is a bare function."""
     guider = getattr(model, "inner_model", None)

@@ -19,6 +19,7 @@ from comfy.sampling.solvers.common import (
     euler_step,
     flow_ancestral_step,
     get_ancestral_step,
+    noised,
 )
 
 NoiseSampler = Callable[[Any, Any], Tensor]
@@ -232,11 +233,5 @@ def sample_lcm(
             strength = s_noise + (s_noise_end - s_noise) * i / last
             if strength != 1.0:
                 fresh = fresh * strength
-            x = _noised(model_sampling, n, fresh, x)
+            x = noised(model_sampling, n, fresh, x)
     return x
-
-
-def _noised(model_sampling: Any | None, sigma: float, noise: Tensor, latent: Tensor) -> Tensor:
-    if model_sampling is None:
-        return latent + noise * sigma
-    return model_sampling.noise_scaling(torch.full((), sigma, device=noise.device), noise, latent)

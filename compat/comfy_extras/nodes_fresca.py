@@ -1,0 +1,5 @@
+"""Re-exports; see `nodes`."""
+
+from nodes.guidance_methods import FreSca
+
+__all__ = ["FreSca"]

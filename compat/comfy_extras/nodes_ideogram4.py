@@ -1,0 +1,5 @@
+"""Re-exports; see `nodes`."""
+
+from nodes.model_schedulers import Ideogram4Scheduler
+
+__all__ = ["Ideogram4Scheduler"]
