@@ -170,6 +170,20 @@ class CFGGuider:
             seed=seed,
         )
 
+    def prepare_conds(
+        self,
+        noise: Tensor,
+        device: Any,
+        latent_image: Tensor | None,
+        denoise_mask: Tensor | None,
+        seed: int | None,
+        latent_shapes: list[Any] | None,
+    ) -> dict[str, list[dict[str, Any]]]:
+        """The conditionings as the evaluations of this run take them (see `process_conds`)."""
+        return process_conds(
+            self.inner_model, noise, self.conds, device, latent_image, denoise_mask, seed, latent_shapes
+        )
+
     def inner_sample(
         self,
         noise: Tensor,
@@ -186,9 +200,7 @@ class CFGGuider:
         """Sampling with the model loaded and everything on `device`."""
         if latent_image is not None and torch.count_nonzero(latent_image) > 0:
             latent_image = self.inner_model.process_latent_in(latent_image)
-        self.conds = process_conds(
-            self.inner_model, noise, self.conds, device, latent_image, denoise_mask, seed, latent_shapes
-        )
+        self.conds = self.prepare_conds(noise, device, latent_image, denoise_mask, seed, latent_shapes)
         options = _clone_model_options(self.model_options)
         options.setdefault("transformer_options", {})["sample_sigmas"] = sigmas
         extra_args = {"model_options": options, "seed": seed}

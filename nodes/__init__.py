@@ -46,6 +46,7 @@ EXTRA_FAMILIES = (
     "solvers",
     "solvers_advanced",
     "custom_sampling",
+    "guiders",
     "guidance",
     "guidance_methods",
     "perp_neg",

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
 
 import comfy.model_sampling
+from comfy_api.latest import io
 
 from .constants import MAX_RESOLUTION
+from .model_schedulers import ltxv_shift
 
 
 def _resampled(model: Any, parametrisation: type, table: type, **parameters: float) -> Any:
@@ -146,6 +149,73 @@ class ModelSamplingFlux:
         return (_resampled(model, sampling.CONST, sampling.ModelSamplingFlux, shift=shift),)
 
 
+class ModelSamplingLTXV(io.ComfyNode):
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="ModelSamplingLTXV",
+            category="model/patch/ltxv",
+            description="Shifts the noise levels of LTX-Video by the size of the video.",
+            inputs=[
+                io.Model.Input("model", tooltip="Model to change."),
+                io.Float.Input(
+                    "max_shift", tooltip="Shift for 4096 latent cells.", default=2.05, min=0.0, max=100.0, step=0.01
+                ),
+                io.Float.Input(
+                    "base_shift", tooltip="Shift for 1024 latent cells.", default=0.95, min=0.0, max=100.0, step=0.01
+                ),
+                io.Latent.Input("latent", tooltip="Latents whose size decides; 4096 cells without.", optional=True),
+            ],
+            outputs=[io.Model.Output()],
+        )
+
+    @classmethod
+    def execute(cls, model: Any, max_shift: float, base_shift: float, latent: dict | None = None) -> io.NodeOutput:
+        sampling = comfy.model_sampling
+        shift = ltxv_shift(latent, max_shift, base_shift)
+        return io.NodeOutput(_resampled(model, sampling.CONST, sampling.ModelSamplingFlux, shift=shift))
+
+
+class NotAFlowModelError(ValueError):
+    """Only flow models have a scale of noise."""
+
+
+class ModelNoiseScale:
+    DESCRIPTION = "Sets how strong the noise was that a flow model was trained with."
+    DISPLAY_NAME = "ModelNoiseScale"
+    CATEGORY = "model/patch"
+    RETURN_TYPES = ("MODEL",)
+    FUNCTION = "patch"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {
+            "required": {
+                "model": ("MODEL", {"tooltip": "Model to change."}),
+                "noise_scale": (
+                    "FLOAT",
+                    {
+                        "default": 1.0,
+                        "min": 0.0,
+                        "max": 64.0,
+                        "step": 0.01,
+                        "tooltip": "Standard deviation of the noise; 1 for nearly all models.",
+                    },
+                ),
+            }
+        }
+
+    def patch(self, model: Any, noise_scale: float) -> tuple[Any]:
+        sampling = model.get_model_object("model_sampling")
+        if not isinstance(sampling, comfy.model_sampling.CONST):
+            raise NotAFlowModelError(f"a noise scale of {noise_scale:g} needs a flow model (such as SD3 or FLUX)")
+        scaled = copy.copy(sampling)
+        scaled.noise_scale = noise_scale
+        patched = model.clone()
+        patched.add_object_patch("model_sampling", scaled)
+        return (patched,)
+
+
 class RescaleCFG:
     DESCRIPTION = "Keeps strong guidance from burning out colours (Lin et al., 2023, section 3.4)."
     DISPLAY_NAME = "RescaleCFG"
@@ -200,5 +270,12 @@ class RescaleCFG:
 
 
 NODES = {
-    "comfy_extras.nodes_model_advanced": [ModelSamplingSD3, ModelSamplingAuraFlow, ModelSamplingFlux, RescaleCFG],
+    "comfy_extras.nodes_model_advanced": [
+        ModelSamplingSD3,
+        ModelSamplingAuraFlow,
+        ModelSamplingFlux,
+        ModelNoiseScale,
+        RescaleCFG,
+    ],
+    "comfy_extras.nodes_lt": [ModelSamplingLTXV],
 }

@@ -57,6 +57,15 @@ def _flux2_shift(patches: int, steps: int) -> float:
     return at_200 + slope * (steps - 200)
 
 
+def ltxv_shift(latent: dict | None, max_shift: float, base_shift: float) -> float:
+    """Shift (mu) of LTX-Video for a LATENT: a straight line through (1024 cells, base_shift), (4096 cells, max_shift).
+
+    Without a latent it is that of 4096 cells; of a nested one the picture counts.
+    """
+    cells = 4096 if latent is None else math.prod(latent["samples"].shape[2:])
+    return base_shift + (max_shift - base_shift) / (4096 - 1024) * (cells - 1024)
+
+
 class LTXVScheduler(io.ComfyNode):
     @classmethod
     def define_schema(cls):
@@ -96,9 +105,7 @@ class LTXVScheduler(io.ComfyNode):
         terminal: float,
         latent: dict | None = None,
     ) -> io.NodeOutput:
-        cells = 4096 if latent is None else math.prod(latent["samples"].shape[2:])
-        slope = (max_shift - base_shift) / (4096 - 1024)
-        sigmas = _shifted(torch.linspace(1, 0, steps + 1), base_shift + slope * (cells - 1024))
+        sigmas = _shifted(torch.linspace(1, 0, steps + 1), ltxv_shift(latent, max_shift, base_shift))
         if stretch:
             inner = sigmas != 0
             below = 1.0 - sigmas[inner]

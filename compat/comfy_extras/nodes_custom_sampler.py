@@ -14,6 +14,7 @@ from nodes.custom_sampling import NoNoise as Noise_EmptyNoise
 from nodes.custom_sampling import OneConditionGuider as Guider_Basic
 from nodes.custom_sampling import SeededNoise as Noise_RandomNoise
 from nodes.guidance import CFGOverride
+from nodes.guiders import DualModelGuider
 from nodes.schedulers import (
     BasicScheduler,
     BetaSamplingScheduler,
@@ -57,6 +58,7 @@ __all__ = [
     "CFGOverride",
     "DisableNoise",
     "DualCFGGuider",
+    "DualModelGuider",
     "ExponentialScheduler",
     "ExtendIntermediateSigmas",
     "FlipSigmas",

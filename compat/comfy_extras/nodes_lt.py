@@ -1,7 +1,9 @@
 """Re-exports; see `nodes`."""
 
 from nodes.empty_latents import EmptyLTXVLatentVideo
+from nodes.guiders import LTXVDualCFGGuider
 from nodes.model_conditioning import LTXVConditioning
+from nodes.model_sampling import ModelSamplingLTXV
 from nodes.model_schedulers import LTXVScheduler
 
-__all__ = ["EmptyLTXVLatentVideo", "LTXVConditioning", "LTXVScheduler"]
+__all__ = ["EmptyLTXVLatentVideo", "LTXVConditioning", "LTXVDualCFGGuider", "LTXVScheduler", "ModelSamplingLTXV"]

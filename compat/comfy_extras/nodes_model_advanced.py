@@ -9,10 +9,17 @@ from nodes.model_parametrisation import (
     ModelSamplingDiscrete,
     ModelSamplingStableCascade,
 )
-from nodes.model_sampling import ModelSamplingAuraFlow, ModelSamplingFlux, ModelSamplingSD3, RescaleCFG
+from nodes.model_sampling import (
+    ModelNoiseScale,
+    ModelSamplingAuraFlow,
+    ModelSamplingFlux,
+    ModelSamplingSD3,
+    RescaleCFG,
+)
 
 __all__ = [
     "LCM",
+    "ModelNoiseScale",
     "ModelSamplingAuraFlow",
     "ModelSamplingContinuousEDM",
     "ModelSamplingContinuousV",
