@@ -18,7 +18,8 @@ from comfy.interrupt import (
     interrupt_current_processing,
     throw_exception_if_processing_interrupted,
 )
-from comfy_execution import calling, external_cache, faults
+from comfy_execution import calling, external_cache, faults, outcomes
+from comfy_execution.attempts import Attempt, StopOrder
 from comfy_execution.caching import CacheType, ObjectStore, ResultCache, make_cache
 from comfy_execution.graph import DependencyCycleError, ExecutionBlocker
 from comfy_execution.progress import (
@@ -68,7 +69,8 @@ class PromptExecutor:
         cache_type: which results to keep.
         cache_args: `lru`, `ram`, `ram_inactive`: see `comfy_execution.caching.make_cache`.
 
-    After a run: `success`, `history_result` (outputs and meta) and `status_messages` ([event, data] pairs).
+    After a run: `success`, `history_result` (outputs and meta), `status_messages` ([event, data] pairs) and, unless it
+    succeeded, `failure_reason`.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class PromptExecutor:
         self.server = server
         self.cache_type = cache_type
         self.cache_args = cache_args or {}
+        self.attempt: Attempt | None = None  # what runs for the queue; nobody can stop a run without one
         self._prompt_id = ""
         # The last event of a run: name, data, and whether everybody is told when the run has no client.
         self._ending: tuple[str, dict[str, Any], bool] = ("", {}, False)
@@ -88,6 +91,8 @@ class PromptExecutor:
         self.status_messages: list[tuple[str, dict[str, Any]]] = []
         self.history_result: dict[str, Any] = {}
         self.success = True
+        self.failure_reason: str | None = None  # one of `comfy_execution.outcomes`
+        self._executed: list[str] = []
 
     # --- telling -----------------------------------------------------------------------------------------
 
@@ -100,20 +105,32 @@ class PromptExecutor:
 
     def send(self, event: str, data: dict[str, Any]) -> None:
         """Send an event to the run's client, if it has one."""
-        if self.server.client_id is not None:
+        if self.server.client_id is not None and not self._is_over():
             self.server.send_sync(event, data, self.server.client_id)
 
     def node_starts(self, node_id: str, display_id: str) -> None:
         """A node is taken up."""
-        self.server.last_node_id = display_id
+        if not self._is_over():
+            self.server.last_node_id = display_id
         self.send("executing", {"node": node_id, "display_node": display_id, "prompt_id": self._prompt_id})
+
+    def result_unwanted(self) -> bool:
+        """Whether the run was told to stop, so that what its nodes show is dropped."""
+        return self.attempt is not None and self.attempt.result_unwanted
+
+    def must_leave(self) -> bool:
+        """Whether the run is to end now, without waiting for its coroutines."""
+        return self.attempt is not None and self.attempt.must_leave
+
+    def _is_over(self) -> bool:
+        return self.attempt is not None and self.attempt.over
 
     def _note(self, event: str, data: dict[str, Any]) -> None:
         data["timestamp"] = int(time.time() * 1000)
         self.status_messages.append((event, data))
 
     def _send_noted(self, event: str, data: dict[str, Any], broadcast: bool) -> None:
-        if self.server.client_id is not None or broadcast:
+        if (self.server.client_id is not None or broadcast) and not self._is_over():
             self.server.send_sync(event, data, self.server.client_id)
 
     # --- running -------------------------------------------------------------------------------------------
@@ -124,14 +141,14 @@ class PromptExecutor:
         prompt_id: str,
         extra_data: dict[str, Any] | None = None,
         execute_outputs: list[str] | tuple[str, ...] = (),
-        before_end: Callable[[PromptExecutor], None] | None = None,
+        before_end: Callable[[PromptExecutor], bool | None] | None = None,
     ) -> None:
         """Run a prompt to its end, whatever its nodes do; never raises because of them.
 
         Args:
             execute_outputs: the output nodes to run.
             before_end: called when all is known and the last event (success, error, interrupted) has not been sent,
-                so that what the event announces can be looked up by whoever receives it.
+                so that what the event announces can be looked up by whoever receives it. False keeps the event back.
         """
         extra_data = extra_data or {}
         self._prompt_id = prompt_id
@@ -141,6 +158,8 @@ class PromptExecutor:
         self.status_messages = []
         self.history_result = {"outputs": {}, "meta": {}}
         self.success = False
+        self.failure_reason = None
+        self._executed = []
         if before_end is None:  # the queue clears the flag when it hands a prompt over
             interrupt_current_processing(False)
         try:
@@ -150,13 +169,17 @@ class PromptExecutor:
         except BaseException as error:  # of the engine itself, or of something a node left behind
             log.exception("prompt %s failed outside of its nodes", prompt_id)
             self._ending = self._engine_failure(error, prompt_id)
+            self.failure_reason = outcomes.classify(error)
+        order = self.attempt.settle() if self.attempt is not None else None
+        if order is not None:
+            self._obey(order)
         event, data, broadcast = self._ending
         self.success = event == "execution_success"
         self._note(event, data)
-        if before_end is not None:
-            before_end(self)
-        self._send_noted(event, data, broadcast)
-        self.server.last_node_id = None
+        if before_end is None or before_end(self) is not False:
+            self._send_noted(event, data, broadcast)
+        if not self._is_over():
+            self.server.last_node_id = None
 
     def _run(self, prompt: dict[str, Any], prompt_id: str, extra_data: dict[str, Any], outputs: list[str]) -> None:
         """Run the prompt on a loop of its own; `_ending` becomes the last event."""
@@ -190,6 +213,7 @@ class PromptExecutor:
             self._cycle_failure(run, cycle)
         finally:
             self._close(loop)
+            self._executed = list(run.executed)
             self.history_result = {
                 "outputs": {node_id: ui["output"] for node_id, ui in run.ui_outputs.items()},
                 "meta": {node_id: ui["meta"] for node_id, ui in run.ui_outputs.items()},
@@ -200,6 +224,8 @@ class PromptExecutor:
 
     def _new_registry(self, prompt_id: str, dynprompt: Any) -> ProgressRegistry:
         registry = reset_progress_state(prompt_id, dynprompt)
+        if self.attempt is not None:
+            add_progress_handler(self.attempt.watch)
         add_progress_handler(WebUIProgressHandler(self.server))
         return registry
 
@@ -268,8 +294,39 @@ class PromptExecutor:
         else:
             self._ending = "execution_error", {**where, **error, "current_outputs": current_outputs}, False
 
+    def _obey(self, order: StopOrder) -> None:
+        """The run was told to stop, and has ended in one way or another: what it was told becomes its end.
+
+        A run that is put back because the server stops keeps what it has reached.
+        """
+        if order.reason == outcomes.SHUTDOWN:
+            return
+        event, ended, _ = self._ending
+        if event == "execution_error":
+            log.warning("prompt %s, told to stop, failed: %s", self._prompt_id, ended.get("exception_message"))
+        last = {"node_id": self.server.last_node_id, "node_type": None, "executed": self._executed}
+        last["node_type"] = self._class_of(last["node_id"])
+        where = {"prompt_id": self._prompt_id} | {key: ended.get(key, value) for key, value in last.items()}
+        self.failure_reason = order.reason
+        if order.reason == outcomes.INTERRUPTED:
+            self._ending = "execution_interrupted", where, True
+            return
+        error = {
+            "exception_message": f"{order.detail}\n",
+            "exception_type": "JobTimeout" if order.reason == outcomes.TIMEOUT else "JobStopped",
+            "traceback": [],
+            "current_inputs": {},
+            "current_outputs": [],
+        }
+        self._ending = "execution_error", {**where, **error}, False
+
+    def _class_of(self, node_id: str | None) -> str | None:
+        node = self.attempt.entry[2].get(node_id) if self.attempt is not None else None
+        return node.get("class_type") if isinstance(node, dict) else None
+
     def _node_failure(self, run: Run, failure: NodeFailed) -> None:
         cause = failure.cause
+        self.failure_reason = outcomes.classify(cause)
         error: dict[str, Any] = {"node_id": run.prompt.get_real_node_id(failure.node_id)}
         if not isinstance(cause, InterruptProcessingException):
             failed_class = run.prompt.get_node(failure.node_id)["class_type"]
@@ -291,6 +348,7 @@ class PromptExecutor:
         cause.__traceback__ = None
 
     def _cycle_failure(self, run: Run, cycle: DependencyCycleError) -> None:
+        self.failure_reason = outcomes.classify(cycle)
         inner = [node_id for node_id in cycle.nodes if run.prompt.get_parent_node_id(node_id) is not None]
         error = {
             "node_id": run.prompt.get_display_node_id((inner or cycle.nodes)[0]),

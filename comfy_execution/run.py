@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Protocol
 
+from comfy.interrupt import InterruptProcessingException, throw_exception_if_processing_interrupted
 from comfy_execution import calling, external_cache
 from comfy_execution.arguments import Arguments, gather
 from comfy_execution.caching import CacheEntry, ObjectStore, ResultCache
@@ -30,6 +31,7 @@ from comfy_execution.strict import InputGuard
 
 log = logging.getLogger(__name__)
 
+_LOOK_SECONDS = 0.25  # how often a run that waits for coroutines looks whether it is to end
 _STORE_SECONDS = 10.0  # how long a run waits, at its end, for stores outside of the process
 
 
@@ -44,6 +46,12 @@ class Announcer(Protocol):
 
     def node_starts(self, node_id: str, display_id: str) -> None:
         """A node is taken up: `executing`."""
+
+    def result_unwanted(self) -> bool:
+        """Whether the run was told to stop, so that what its nodes show is dropped."""
+
+    def must_leave(self) -> bool:
+        """Whether the run is to end now, without waiting for its coroutines."""
 
 
 class Outcome(Enum):
@@ -192,8 +200,11 @@ class Run:
         if not self.schedule.waiting_outside:
             raise self.schedule.cycle()
         tasks = [task for calls in self._calls.values() for task in calling.tasks_of(calls.results)]
-        if tasks:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        done: set[asyncio.Task] = set()
+        while tasks and not done:
+            done, _ = await asyncio.wait(tasks, timeout=_LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            if not done and self.announcer.must_leave():
+                raise NodeFailed(next(iter(self._calls)), InterruptProcessingException())
         await asyncio.sleep(0)  # lets the callbacks run that put the nodes back
 
     def _adding(self, node_id: str) -> None:
@@ -215,6 +226,7 @@ class Run:
                 return self._finish_expansion(node_id)
             entry = self.results.get(node_id)
             if entry is not None:
+                self._stop_if_unwanted()
                 self._report_cached(node_id, entry)
                 return Outcome.DONE
             return await self._start(node_id)
@@ -309,6 +321,7 @@ class Run:
             node_id=node_id,
             input_is_list=facts.input_is_list,
             blocked=blocked,
+            before_call=self._before_call,
         )
         return _Calls(results, arguments, started)
 
@@ -334,6 +347,8 @@ class Run:
             values = calling.finished(calls.results)
             results = [calling.normalize(value, facts, node_id) for value in values]
             ui = calling.merge_ui(results, facts, node_id)
+            if ui is not None or facts.is_output:
+                self._stop_if_unwanted()
             if ui is not None:
                 self._show(node_id, ui)
             if any(result.expand is not None for result in results):
@@ -348,6 +363,15 @@ class Run:
             self._report_changed(node_id, facts, changed)
         self._done(node_id, outputs, time.perf_counter() - calls.started)
         return Outcome.DONE
+
+    def _stop_if_unwanted(self) -> None:
+        """What a node wants to show, or did, comes too late if the run was told to stop, although it never looked."""
+        if self.announcer.result_unwanted():
+            raise InterruptProcessingException
+
+    def _before_call(self, _index: int) -> None:
+        throw_exception_if_processing_interrupted()
+        self._stop_if_unwanted()  # a node may have swallowed the interrupt
 
     def _done(self, node_id: str, outputs: list[list], seconds: float) -> None:
         entry = CacheEntry(outputs, self.ui_outputs.get(node_id), seconds)
