@@ -43,7 +43,7 @@ class Attempt:
     Args:
         entry: the queue entry.
         task_id: its key in `PromptQueue.currently_running`.
-        number: from 1; more than 1 when the prompt was put back.
+        causes: why each attempt before it was given up.
         place: its place among entries of its number, where it goes when it is put back.
         lock: the queue's.
     """
@@ -51,7 +51,7 @@ class Attempt:
     entry: Any
     task_id: int
     lock: RLock
-    number: int = 1
+    causes: tuple[str, ...] = ()
     place: float = 0
     started: float = field(default_factory=time.monotonic)
     started_at: int = field(default_factory=lambda: int(time.time() * 1000))  # ms since the epoch
@@ -59,6 +59,11 @@ class Attempt:
     stop: StopOrder | None = None
     settled: bool = False  # its end is decided: it is too late to stop it
     over: bool = False  # it runs no longer; what its thread may still do counts for nothing
+
+    @property
+    def number(self) -> int:
+        """Which attempt of this process it is, from 1."""
+        return len(self.causes) + 1
 
     @property
     def prompt_id(self) -> str:

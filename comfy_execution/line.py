@@ -11,22 +11,25 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence
-from itertools import count
+from itertools import pairwise
 from typing import Any
 
 FRONT, BACK, BEFORE, AFTER = "front", "back", "before", "after"
 
 
 class Waiting:
-    """One pending entry. `token` stays the same when it is moved; `place` may change."""
+    """One pending entry. `token` stays the same when it is moved; `place` may change.
 
-    __slots__ = ("attempt", "entry", "gone", "place", "token")
+    causes: why each attempt at it so far was given up.
+    """
 
-    def __init__(self, entry: Any, token: int, place: float, attempt: int = 1) -> None:
+    __slots__ = ("causes", "entry", "gone", "place", "token")
+
+    def __init__(self, entry: Any, token: int, place: float, causes: tuple[str, ...] = ()) -> None:
         self.entry = entry
         self.token = token
         self.place = place
-        self.attempt = attempt
+        self.causes = causes
         self.gone = False
 
     @property
@@ -45,7 +48,7 @@ class Line:
         self._heap: list[Waiting] = []  # those that have gone stay here, marked, until they surface
         self._by_token: dict[int, Waiting] = {}
         self._by_id: dict[str, list[Waiting]] = {}  # an id may wait twice
-        self._arrivals = count()
+        self._arrivals = 0
 
     def __len__(self) -> int:
         return len(self._by_token)
@@ -53,10 +56,11 @@ class Line:
     def __contains__(self, prompt_id: object) -> bool:
         return prompt_id in self._by_id
 
-    def add(self, entry: Any, place: float | None = None, attempt: int = 1) -> Waiting:
+    def add(self, entry: Any, place: float | None = None, causes: tuple[str, ...] = ()) -> Waiting:
         """Let an entry wait: behind all of its number, or at a place it had before."""
-        token = next(self._arrivals)
-        waiting = Waiting(entry, token, token if place is None else place, attempt)
+        token = self._arrival()
+        waiting = Waiting(entry, token, token if place is None else place, causes)
+        self._arrivals = max(self._arrivals, int(waiting.place) + 1)  # a place may come from an earlier life
         self._by_token[token] = waiting
         self._by_id.setdefault(entry[1], []).append(waiting)
         heapq.heappush(self._heap, waiting)
@@ -103,7 +107,7 @@ class Line:
 
     def set_number(self, moving: Sequence[Waiting], number: float) -> list[Waiting]:
         """Give all of them a number; they go behind those who have it already. Returns what stands for them now."""
-        return self._put(moving, [(number, next(self._arrivals)) for _ in moving])
+        return self._put(moving, [(number, self._arrival()) for _ in moving])
 
     def move(self, moving: Sequence[Waiting], where: str, anchor: Waiting | None = None) -> list[Waiting]:
         """Put some together, in this order, at the front, at the back, or before or after another.
@@ -138,32 +142,36 @@ class Line:
         low = others[at - 1].place if at > 0 and others[at - 1].entry[0] == number else None
         high = others[at].place if at < len(others) and others[at].entry[0] == number else None
         if high is None:
-            high = next(self._arrivals)  # later arrivals go behind
+            high = self._arrival()  # later arrivals go behind
         if low is None:
             low = high - wanted - 1
         places = [low + (high - low) * (step + 1) / (wanted + 1) for step in range(wanted)]
         bounds = [low, *places, high]
-        return places if all(a < b for a, b in zip(bounds, bounds[1:], strict=False)) else None
+        return places if all(a < b for a, b in pairwise(bounds)) else None
 
     def _renumber(self, moving: Sequence[Waiting], others: list[Waiting], at: int, number: float) -> list[Waiting]:
         """Give all of a number new places, with those that move among them."""
         before = [waiting for waiting in others[:at] if waiting.entry[0] == number]
         behind = [waiting for waiting in others[at:] if waiting.entry[0] == number]
         order = [*before, *moving, *behind]
-        now = self._put(order, [(number, next(self._arrivals)) for _ in order])
+        now = self._put(order, [(number, self._arrival()) for _ in order])
         moved = now[len(before) : len(before) + len(moving)]
         return [*moved, *now[: len(before)], *now[len(before) + len(moving) :]]
 
     def _put(self, moving: Iterable[Waiting], keys: Iterable[tuple[float, float]]) -> list[Waiting]:
         moved = []
         for old, (number, place) in zip(moving, keys, strict=True):
-            new = Waiting(old.entry.with_number(number), old.token, place, old.attempt)
+            new = Waiting(old.entry.with_number(number), old.token, place, old.causes)
             self.remove(old)
             self._by_token[new.token] = new
             self._by_id.setdefault(new.entry[1], []).append(new)
             heapq.heappush(self._heap, new)
             moved.append(new)
         return moved
+
+    def _arrival(self) -> int:
+        self._arrivals += 1
+        return self._arrivals - 1
 
     def _forget(self, waiting: Waiting) -> None:
         del self._by_token[waiting.token]

@@ -36,7 +36,7 @@ REASONS = (
 )
 
 _MODEL_EXTENSIONS = (".safetensors", ".sft", ".ckpt", ".pt", ".pt2", ".pth", ".bin", ".gguf", ".onnx")
-_LONGEST_DETAIL = 2000  # characters of a detail that are kept
+LONGEST_DETAIL = 2000  # characters of a detail that are kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def outcome_of(record: Mapping[str, Any]) -> Outcome:
     if not isinstance(error, Mapping):
         return Outcome(state, NODE_ERROR)
     text = str(error.get("exception_message") or "").strip()
-    return Outcome(state, _reason_by_name(str(error.get("exception_type")), text), text[:_LONGEST_DETAIL] or None)
+    return Outcome(state, _reason_by_name(str(error.get("exception_type")), text), text[:LONGEST_DETAIL] or None)
 
 
 def _reason_by_name(type_name: str, text: str) -> str:

@@ -6,7 +6,6 @@ copied, and their JSON is made once. Prompts with equal numbers run in the order
 
 from __future__ import annotations
 
-import heapq
 import math
 import threading
 import time
@@ -18,7 +17,10 @@ import orjson
 
 from comfy.interrupt import interrupt_current_processing
 from comfy_execution import job_order, jobs, jsonbytes
+from comfy_execution.attempts import Attempt
+from comfy_execution.line import Line, Waiting
 from comfy_execution.outcomes import Actor, Outcome, outcome_of
+from comfy_execution.queue_control import QueueControl
 from comfy_execution.queue_observer import NoObserver, QueueObserver
 
 MAXIMUM_HISTORY_SIZE = 10_000
@@ -56,6 +58,14 @@ class QueueEntry(tuple):
     def secrets(self) -> dict[str, Any]:
         return self[5] if len(self) > _SHOWN and self[5] else {}
 
+    def with_number(self, number: float) -> QueueEntry:
+        """The same prompt with another number."""
+        if number == self[0]:
+            return self
+        other = super().__new__(QueueEntry, (number, *self[1:]))
+        other.json = b"[" + jsonbytes.encode(number) + self.json[self.json.index(b",") :]
+        return other
+
     def shown(self) -> list[Any]:
         """The five elements that listings and the history show."""
         return list(self[:_SHOWN])
@@ -78,20 +88,6 @@ class HistoryEntry(dict):
         return self._json
 
 
-class _Waiting:
-    """A pending entry in the heap. Deleted ones stay there, marked, until they surface."""
-
-    __slots__ = ("arrival", "deleted", "entry")
-
-    def __init__(self, entry: QueueEntry, arrival: int) -> None:
-        self.entry = entry
-        self.arrival = arrival
-        self.deleted = False
-
-    def __lt__(self, other: _Waiting) -> bool:
-        return (self.entry[0], self.arrival) < (other.entry[0], other.arrival)
-
-
 class ExecutionStatus(NamedTuple):
     """How a prompt ended: "success" or "error", whether all was done, and its [event, data] messages."""
 
@@ -100,7 +96,7 @@ class ExecutionStatus(NamedTuple):
     messages: list
 
 
-class PromptQueue:
+class PromptQueue(QueueControl):
     """The queue of one server. Safe for any number of threads.
 
     `server.queue_updated()` is called, with the lock held, whenever the count of prompts may have changed;
@@ -117,15 +113,15 @@ class PromptQueue:
         self.history: dict[str, HistoryEntry] = {}
         self.flags: dict[str, Any] = {}
         self.observer: QueueObserver = NoObserver()
-        self._heap: list[_Waiting] = []
-        self._pending: dict[int, _Waiting] = {}  # by arrival
-        self._by_id: dict[str, list[int]] = {}  # prompt id -> arrivals; an id may be queued twice
-        self._arrivals = count()
+        self.paused = False
+        self.was_paused = False  # at any time: from then on clients are told whether it is
+        self.closed = False
+        self._line = Line()
+        self._attempts: dict[int, Attempt] = {}  # by task id
         self._task_ids = count()
-        self._places: dict[int, int] = {}  # task id -> arrival of what runs, for those who put it back
         self._listing: bytes | None = None  # the answer to GET /queue, until the queue changes
         self._changes = 0
-        # The jobs view: pending ones by arrival, running ones by task id, ended ones by prompt id.
+        # The jobs view: pending ones by token, running ones by task id, ended ones by prompt id.
         self._waiting_jobs = job_order.JobOrder()
         self._running_jobs = job_order.JobOrder()
         self._ended_jobs = job_order.JobOrder()
@@ -137,29 +133,25 @@ class PromptQueue:
     def queue(self) -> list[QueueEntry]:
         """The pending entries in the order in which they will run."""
         with self.mutex:
-            return [waiting.entry for waiting in sorted(self._pending.values())]
+            return [waiting.entry for waiting in self._line.in_order()]
 
-    def put(self, item: Iterable[Any]) -> QueueEntry:
+    def put(self, item: Iterable[Any], place: float | None = None) -> QueueEntry:
         """Add `(number, prompt_id, prompt, extra_data, outputs_to_execute[, secrets])`.
+
+        place: its place among those of its number, if it had one before (by default it goes behind them).
 
         Raises:
             ValueError: the number is not finite.
         """
         entry = item if isinstance(item, QueueEntry) else QueueEntry(item)
         with self.mutex:
-            self._note_change()
-            waiting = _Waiting(entry, next(self._arrivals))
-            self._pending[waiting.arrival] = waiting
-            self._by_id.setdefault(entry.prompt_id, []).append(waiting.arrival)
-            self._waiting_jobs.add(waiting.arrival, jobs.created_at(entry), jobs.PENDING, entry)
-            heapq.heappush(self._heap, waiting)
-            self.observer.queued(entry, waiting.arrival)
+            waiting = self._wait(entry, place)
+            self.observer.queued(entry, waiting.place)
             self.server.queue_updated()
-            self.not_empty.notify()
         return entry
 
     def get(self, timeout: float | None = None, worker: str = "local") -> tuple[QueueEntry, int] | None:
-        """Take the next entry; it runs from now on. Waits for one.
+        """Take the next entry; it runs from now on. Waits for one, and while the queue is paused.
 
         The interrupt flag is cleared in the same step: whoever sees the prompt running can interrupt it.
 
@@ -168,90 +160,76 @@ class PromptQueue:
             worker: the name of the one who takes it.
 
         Returns:
-            The entry and the number to give to `task_done`; None after `timeout` seconds, or when a flag is set.
+            The entry and the number to give to `task_done`; None after `timeout` seconds, when a flag is set, or when
+            the queue is closed.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         with self.not_empty:
-            while not self._pending:
-                if self.flags:
+            while self.closed or self.paused or not self._line:
+                if self.flags or self.closed:
                     return None
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
                     return None
                 self.not_empty.wait(left)
-            waiting = heapq.heappop(self._heap)
-            while waiting.deleted:
-                waiting = heapq.heappop(self._heap)
-            self._forget(waiting)
-            task_id = next(self._task_ids)
-            self.currently_running[task_id] = waiting.entry
-            self._places[task_id] = waiting.arrival
-            self.observer.started(waiting.entry, worker)
-            self._running_jobs.add(task_id, jobs.created_at(waiting.entry), jobs.IN_PROGRESS, waiting.entry)
+            self._note_change()
+            waiting = self._line.take()
+            self._waiting_jobs.discard(waiting.token)
+            entry, task_id = waiting.entry, next(self._task_ids)
+            self.currently_running[task_id] = entry
+            self._attempts[task_id] = Attempt(entry, task_id, self.mutex, waiting.causes, waiting.place)
+            self.observer.started(entry, worker)
+            self._running_jobs.add(task_id, jobs.created_at(entry), jobs.IN_PROGRESS, entry)
             interrupt_current_processing(False)
             self.server.queue_updated()
-            return waiting.entry, task_id
+            return entry, task_id
 
     def delete_queue_items(self, prompt_ids: Iterable[str], by: Actor | None = None) -> set[str]:
         """Drop pending prompts by id, on behalf of `by`. Returns the ids that were pending."""
-        dropped = []
         with self.mutex:
-            for prompt_id in prompt_ids:
-                for arrival in self._by_id.get(prompt_id, [])[:]:
-                    dropped.append(self._pending[arrival].entry)
-                    self._drop(self._pending[arrival])
-            if dropped:
-                self._compact()
-                self.observer.dropped(dropped, by)
-                self.server.queue_updated()
-        return {entry.prompt_id for entry in dropped}
+            dropped = [waiting for ident in dict.fromkeys(prompt_ids) for waiting in self._line.of(ident)]
+            self._drop(dropped, by)
+        return {waiting.entry.prompt_id for waiting in dropped}
 
     def delete_queue_item(self, function: Callable[[QueueEntry], bool], by: Actor | None = None) -> bool:
         """Drop the first pending entry that `function` is true for. Returns whether there was one."""
         with self.mutex:
-            for waiting in sorted(self._pending.values()):
-                if function(waiting.entry):
-                    self._drop(waiting)
-                    self._compact()
-                    self.observer.dropped([waiting.entry], by)
-                    self.server.queue_updated()
-                    return True
-        return False
+            first = [waiting for waiting in self._line.in_order() if function(waiting.entry)][:1]
+            self._drop(first, by)
+        return bool(first)
 
     def wipe_queue(self, by: Actor | None = None) -> None:
         """Drop everything that is pending, on behalf of `by`."""
         with self.mutex:
+            dropped = self._line.clear()
             self._note_change()
-            dropped = self.queue
-            self._heap.clear()
-            self._pending.clear()
-            self._by_id.clear()
             self._waiting_jobs.clear()
-            if dropped:
-                self.observer.dropped(dropped, by)
+            self._report_dropped([waiting.entry for waiting in dropped], by)
             self.server.queue_updated()
 
-    def _forget(self, waiting: _Waiting) -> None:
+    def _wait(self, entry: QueueEntry, place: float | None, causes: tuple[str, ...] = ()) -> Waiting:
         self._note_change()
-        del self._pending[waiting.arrival]
-        self._waiting_jobs.discard(waiting.arrival)
-        arrivals = self._by_id[waiting.entry.prompt_id]
-        arrivals.remove(waiting.arrival)
-        if not arrivals:
-            del self._by_id[waiting.entry.prompt_id]
+        waiting = self._line.add(entry, place, causes)
+        self._show_waiting(waiting)
+        self.not_empty.notify()
+        return waiting
 
-    def _drop(self, waiting: _Waiting) -> None:
-        waiting.deleted = True
-        self._forget(waiting)
+    def _show_waiting(self, waiting: Waiting) -> None:
+        self._waiting_jobs.add(waiting.token, jobs.created_at(waiting.entry), jobs.PENDING, waiting.entry)
+
+    def _drop(self, dropped: list[Waiting], by: Actor | None) -> None:
+        if not dropped:
+            return
+        self._note_change()
+        for waiting in dropped:
+            self._line.remove(waiting)
+            self._waiting_jobs.discard(waiting.token)
+        self._report_dropped([waiting.entry for waiting in dropped], by)
+        self.server.queue_updated()
 
     def _note_change(self) -> None:
         self._changes += 1
         self._listing = None
-
-    def _compact(self) -> None:
-        if len(self._heap) > 2 * len(self._pending) + 16:
-            self._heap = list(self._pending.values())
-            heapq.heapify(self._heap)
 
     # --- running and done ------------------------------------------------------------------------------
 
@@ -261,16 +239,19 @@ class PromptQueue:
         history_result: dict[str, Any],
         status: ExecutionStatus | None,
         outcome: Outcome | None = None,
-    ) -> None:
+    ) -> bool:
         """A prompt has ended: in one step it stops running and is in the history. Tells no client.
 
         outcome: how it ended, if more is known than the status says.
+
+        Returns:
+            False, and nothing has changed, if it ran no longer: it was put back or given up before.
         """
         with self.mutex:
-            self._note_change()
-            entry = self.currently_running.pop(task_id)
-            self._places.pop(task_id, None)
-            self._running_jobs.discard(task_id)
+            attempt = self._end_attempt(task_id)
+            if attempt is None:
+                return False
+            entry = attempt.entry
             record = HistoryEntry(prompt=entry.shown(), outputs={}, status=None)
             record._prompt_json = entry.json
             if status is not None:
@@ -282,6 +263,16 @@ class PromptQueue:
             self.history[entry.prompt_id] = record
             self._add_ended(entry.prompt_id, record)
             self.observer.ended(entry, record, outcome or outcome_of(record))
+        return True
+
+    def _end_attempt(self, task_id: int) -> Attempt | None:
+        if self.currently_running.pop(task_id, None) is None:
+            return None
+        self._note_change()
+        self._running_jobs.discard(task_id)
+        attempt = self._attempts.pop(task_id)
+        attempt.settled = True
+        return attempt
 
     def task_done(
         self,
@@ -309,7 +300,7 @@ class PromptQueue:
     def get_tasks_remaining(self) -> int:
         """How many prompts are pending or running."""
         with self.mutex:
-            return len(self._pending) + len(self.currently_running)
+            return len(self._line) + len(self.currently_running)
 
     def running_ids(self) -> list[str]:
         """Ids of the prompts that run."""
@@ -319,7 +310,7 @@ class PromptQueue:
     def knows(self, prompt_id: str) -> bool:
         """Whether a prompt of this id is pending or running."""
         with self.mutex:
-            return prompt_id in self._by_id or prompt_id in self.running_ids()
+            return prompt_id in self._line or prompt_id in self.running_ids()
 
     def queue_json(self) -> bytes:
         """The answer to GET /queue, made once for all who ask while the queue stays as it is."""

@@ -16,7 +16,7 @@ class QueueObserver(Protocol):
     All but `settle` are called with the queue's lock held: they note what happened and return at once.
     """
 
-    def queued(self, entry: QueueEntry, place: int) -> None:
+    def queued(self, entry: QueueEntry, place: float) -> None:
         """An entry is pending. place: among equal numbers, lower ones run first."""
 
     def started(self, entry: QueueEntry, worker: str) -> None:
@@ -25,13 +25,13 @@ class QueueObserver(Protocol):
     def dropped(self, entries: Sequence[QueueEntry], by: Actor | None) -> None:
         """Pending entries were taken out and will not run."""
 
-    def put_back(self, entry: QueueEntry, place: int, reason: str, detail: str | None) -> None:
+    def put_back(self, entry: QueueEntry, place: float, reason: str, detail: str | None) -> None:
         """A running entry is pending again; its attempt ended for a reason of `comfy_execution.outcomes`."""
 
     def ended(self, entry: QueueEntry, record: Mapping[str, Any], outcome: Outcome) -> None:
         """A running entry ended. record: its history entry."""
 
-    def moved(self, entries: Sequence[tuple[QueueEntry, int]]) -> None:
+    def moved(self, entries: Sequence[tuple[QueueEntry, float]]) -> None:
         """Pending entries have another number or place: (entry as it is now, place) of each."""
 
     def settle(self, timeout: float | None = None) -> bool:
@@ -41,17 +41,17 @@ class QueueObserver(Protocol):
 class NoObserver:
     """Remembers nothing."""
 
-    def queued(self, entry: QueueEntry, place: int) -> None: ...
+    def queued(self, entry: QueueEntry, place: float) -> None: ...
 
     def started(self, entry: QueueEntry, worker: str) -> None: ...
 
     def dropped(self, entries: Sequence[QueueEntry], by: Actor | None) -> None: ...
 
-    def put_back(self, entry: QueueEntry, place: int, reason: str, detail: str | None) -> None: ...
+    def put_back(self, entry: QueueEntry, place: float, reason: str, detail: str | None) -> None: ...
 
     def ended(self, entry: QueueEntry, record: Mapping[str, Any], outcome: Outcome) -> None: ...
 
-    def moved(self, entries: Sequence[tuple[QueueEntry, int]]) -> None: ...
+    def moved(self, entries: Sequence[tuple[QueueEntry, float]]) -> None: ...
 
     def settle(self, timeout: float | None = None) -> bool:
         return True

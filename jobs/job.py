@@ -74,7 +74,7 @@ class Job:
     id: str
     state: str
     number: float
-    place: int
+    place: float
     created: int
     client_id: str | None = None
     workflow_id: str | None = None

@@ -35,7 +35,7 @@ class Ledger:
 
     # --- told by the queue, which holds its lock -----------------------------------------------------------
 
-    def queued(self, entry: QueueEntry, place: int) -> None:
+    def queued(self, entry: QueueEntry, place: float) -> None:
         """A new job, or another attempt of one that has ended."""
         with self._lock:
             job = self._job(entry)
@@ -57,7 +57,7 @@ class Ledger:
                 job = self._job(entry)
                 job.state, job.reason, job.by = jobs.CANCELLED, INTERRUPTED, by.shown() if by else None
 
-    def put_back(self, entry: QueueEntry, place: int, reason: str, detail: str | None) -> None:
+    def put_back(self, entry: QueueEntry, place: float, reason: str, detail: str | None) -> None:
         """The attempt that runs is given up; the job is pending again."""
         with self._lock:
             job = self._job(entry)
@@ -77,7 +77,7 @@ class Ledger:
                     break
                 del self._jobs[oldest], self._entries[oldest]
 
-    def moved(self, entries: Sequence[tuple[QueueEntry, int]]) -> None:
+    def moved(self, entries: Sequence[tuple[QueueEntry, float]]) -> None:
         """Pending jobs have another number or place."""
         with self._lock:
             for entry, place in entries:

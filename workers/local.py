@@ -15,7 +15,18 @@ from typing import Any
 
 import comfy.cli_args
 from comfy_execution import faults
+from comfy_execution.attempts import Attempt
 from comfy_execution.caching import CacheType
+from comfy_execution.jobs import CANCELLED, COMPLETED, FAILED
+from comfy_execution.outcomes import (
+    INTERRUPTED,
+    LONGEST_DETAIL,
+    NODE_ERROR,
+    SHUTDOWN,
+    WORKER_DIED,
+    Outcome,
+    classify,
+)
 from comfy_execution.progress import install_progress_hook
 from comfy_execution.prompt_queue import ExecutionStatus, PromptQueue, QueueEntry
 
@@ -34,14 +45,25 @@ class PromptWorker:
         server: its `nodes_ready` is waited for; told the end of each prompt.
         queue: where prompts come from and go to.
         make_executor: makes the executor, once nodes are there (default: by the command line).
+        retry_behind: whether an attempt that failed is worth another: behind how many of those that wait it is to go;
+            None: it has ended (the default for all).
     """
 
-    def __init__(self, server: Any, queue: PromptQueue, make_executor: Callable[[Any], Any] | None = None) -> None:
+    def __init__(
+        self,
+        server: Any,
+        queue: PromptQueue,
+        make_executor: Callable[[Any], Any] | None = None,
+        retry_behind: Callable[[Attempt, Outcome], int | None] = lambda attempt, outcome: None,
+    ) -> None:
         self.server = server
         self.queue = queue
         self._make_executor = make_executor or executor_by_arguments
+        self._retry_behind = retry_behind
+        self.deaths = 0  # how often its thread had to be replaced
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
+        self._lock = threading.RLock()
         self._task: tuple[QueueEntry, int] | None = None  # what runs, until it is in the history
         self._last_collection = 0.0
         self._has_run = False  # since the last collection
@@ -65,6 +87,11 @@ class PromptWorker:
         if self._thread is not None:
             self._thread.join(timeout)
 
+    def revive(self) -> None:
+        """If the thread is gone although it should not be: give up what it ran, and start another."""
+        if self._thread is not None and not self._thread.is_alive() and not self._stopping.is_set():
+            self._replace()
+
     def _main(self) -> None:
         try:
             self._work()
@@ -72,10 +99,17 @@ class PromptWorker:
         except BaseException:  # although everything a node can do is caught closer to the node
             log.critical("the prompt worker died and is replaced", exc_info=True)
         if not self._stopping.is_set():
+            time.sleep(_RESTART_SECONDS)
+            self._replace()
+
+    def _replace(self) -> None:
+        with self._lock:
+            if self._thread is not threading.current_thread() and self.is_alive():
+                return  # somebody else was faster
+            self.deaths += 1
             try:
                 self._abandon_task()
             finally:
-                time.sleep(_RESTART_SECONDS)
                 self.start()
 
     def _work(self) -> None:
@@ -96,26 +130,59 @@ class PromptWorker:
 
     def _run(self, executor: Any, entry: QueueEntry, task_id: int) -> None:
         started = time.perf_counter()
+        attempt = executor.attempt = self.queue.attempt_of(task_id)
+        announced = False
 
-        def write_history(executor: Any) -> None:
-            status = ExecutionStatus(
-                "success" if executor.success else "error",
-                executor.success,
-                [list(message) for message in executor.status_messages],
-            )
-            self.queue.finish(task_id, executor.history_result, status)
-            self._task = None
-            self.queue.observer.settle()  # what the last event announces survives the process
+        def before_end(executor: Any) -> bool:
+            nonlocal announced
+            announced = self._end(executor, attempt)
+            return announced
 
         try:
             self.queue.observer.settle()  # should the process die, it is known what ran
             extra_data = {**entry.extra_data, **entry.secrets}
-            executor.execute(entry[2], entry.prompt_id, extra_data, entry[4], before_end=write_history)
+            executor.execute(entry[2], entry.prompt_id, extra_data, entry[4], before_end=before_end)
         except BaseException as error:
             log.exception("prompt %s ended in a way that nobody expected", entry.prompt_id)
-            self._abandon_task(error)
+            announced = self._abandon_task(error)
+        finally:
+            executor.attempt = None
         log.info("Prompt executed in %.2f seconds (%s)", time.perf_counter() - started, entry.prompt_id)
-        self._announce_end(entry.prompt_id)
+        if announced:
+            self._announce_end(entry.prompt_id)
+
+    def _end(self, executor: Any, attempt: Attempt) -> bool:
+        """The nodes have ended: write the history, or put the prompt back. Returns whether clients are to know."""
+        event, data = executor.status_messages[-1]
+        outcome = outcome_by(event, data, executor.failure_reason, attempt)
+        status = ExecutionStatus(
+            "success" if executor.success else "error",
+            executor.success,
+            [list(message) for message in executor.status_messages],
+        )
+        ended = self._finish_or_retry(attempt, executor.history_result, status, outcome)
+        self._task = None
+        self.queue.observer.settle()  # what the last event announces survives the process
+        return ended
+
+    def _finish_or_retry(
+        self, attempt: Attempt, result: dict[str, Any], status: ExecutionStatus, outcome: Outcome
+    ) -> bool:
+        """Returns whether the prompt has ended here and now."""
+        stopped = attempt.stop is not None and attempt.stop.reason == SHUTDOWN
+        if stopped and outcome.reason == INTERRUPTED:
+            self._put_back(attempt, SHUTDOWN, "the server stopped while it ran", 0)
+            return False
+        behind = self._retry_behind(attempt, outcome)
+        if behind is not None:
+            self._put_back(attempt, outcome.reason, outcome.detail, behind)
+            return False
+        return self.queue.finish(attempt.task_id, result, status, outcome)
+
+    def _put_back(self, attempt: Attempt, reason: str, detail: str | None, behind: int) -> None:
+        if self.queue.put_back(attempt.task_id, reason, detail, behind):
+            log.warning("prompt %s is put back after attempt %d: %s", attempt.prompt_id, attempt.number, reason)
+            tell_put_back(self.server, attempt, reason, detail)
 
     def _announce_end(self, prompt_id: str) -> None:
         with self.queue.mutex:
@@ -124,12 +191,20 @@ class PromptWorker:
         if client_id is not None:
             self.server.send_sync("executing", {"node": None, "prompt_id": prompt_id}, client_id)
 
-    def _abandon_task(self, error: BaseException | None = None) -> None:
-        """The prompt that ran has not reached the history: put it there as failed."""
+    def _abandon_task(self, error: BaseException | None = None) -> bool:
+        """What ran has not reached the history: put it there as failed, or put it back.
+
+        error: what the executor raised; None if the thread itself has died.
+
+        Returns:
+            Whether the prompt has ended.
+        """
         if self._task is None:
-            return
+            return False
         entry, task_id = self._task
         self._task = None
+        if task_id not in self.queue.currently_running:
+            return False
         data = {
             "prompt_id": entry.prompt_id,
             "node_id": None,
@@ -142,12 +217,18 @@ class PromptWorker:
             "current_outputs": [],
             "timestamp": int(time.time() * 1000),
         }
-        if task_id in self.queue.currently_running:
-            status = ExecutionStatus("error", False, [["execution_error", data]])
-            self.queue.finish(task_id, {"outputs": {}, "meta": {}}, status)
-            client_id = entry.extra_data.get("client_id")
-            if client_id is not None:
-                self.server.send_sync("execution_error", data, client_id)
+        attempt = self.queue.attempt_of(task_id)
+        attempt.settle()
+        reason = WORKER_DIED if error is None else classify(error)
+        outcome = outcome_by("execution_error", data, reason, attempt)
+        status = ExecutionStatus("error", False, [["execution_error", data]])
+        if not self._finish_or_retry(attempt, {"outputs": {}, "meta": {}}, status, outcome):
+            return False
+        self.queue.observer.settle()
+        client_id = entry.extra_data.get("client_id")
+        if client_id is not None:
+            self.server.send_sync("execution_error", data, client_id)
+        return True
 
     # --- between prompts ---------------------------------------------------------------------------------
 
@@ -181,6 +262,25 @@ class PromptWorker:
         management = sys.modules.get("comfy.model_management")
         if management is not None:
             management.soft_empty_cache()
+
+
+def outcome_by(event: str, data: dict[str, Any], reason: str | None, attempt: Attempt) -> Outcome:
+    """What the last event of a run says about its job, with the reason that the executor knows."""
+    if event == "execution_success":
+        return Outcome(COMPLETED)
+    if event == "execution_interrupted":
+        order = attempt.stop
+        told = order is not None and order.reason == INTERRUPTED
+        return Outcome(CANCELLED, INTERRUPTED, None if told else "a node interrupted it", order.by if told else None)
+    return Outcome(FAILED, reason or NODE_ERROR, str(data.get("exception_message", "")).strip()[:LONGEST_DETAIL])
+
+
+def tell_put_back(server: Any, attempt: Attempt, reason: str, detail: str | None) -> None:
+    """Tell the owner that its prompt waits again, with an event that clients of the reference do not know."""
+    client_id = attempt.entry.extra_data.get("client_id")
+    if client_id is not None:
+        data = {"prompt_id": attempt.prompt_id, "attempt": attempt.number, "reason": reason, "detail": detail}
+        server.send_sync("job_put_back", {**data, "timestamp": int(time.time() * 1000)}, client_id)
 
 
 def executor_by_arguments(server: Any) -> Any:

@@ -112,7 +112,7 @@ def test_many_deletions_leave_no_rubbish(queue):
     for number in range(1000):
         queue.put(item(number, str(number)))
     queue.delete_queue_items([str(number) for number in range(990)])
-    assert len(queue._heap) < 100
+    assert len(queue._line._heap) < 100
     assert len(run_all(queue)) == 10
 
 
