@@ -132,7 +132,7 @@ def test_random_moves_agree_with_a_list(queue):
 
 def test_all_or_none(queue):
     put(queue, "abcd")
-    running, task_id = take(queue)
+    _, task_id = take(queue)
     finish(queue, task_id)
     take(queue)
     with pytest.raises(NotPending) as refused:
