@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 import traceback
 from typing import Any
+
+import folder_paths
 
 _LONGEST_TEXT = 100_000  # of one shown value; a node's inputs may print without end
 
@@ -35,11 +39,23 @@ def text_of(exception: BaseException) -> str:
 
 
 def frames_of(exception: BaseException) -> list[str]:
-    """The formatted frames of the traceback, outermost first."""
+    """The formatted frames of the traceback, outermost first; files are named without the folders of this machine."""
     try:
-        return traceback.format_tb(exception.__traceback__)
+        return [_FRAME_FILE.sub(_without_folders, frame) for frame in traceback.format_tb(exception.__traceback__)]
     except BaseException:
         return []
+
+
+_FRAME_FILE = re.compile(r'(?<=^  File ")[^"]+(?=")')
+
+
+def _without_folders(path: re.Match[str]) -> str:
+    """A path relative to the program, to a folder of packs, or to where Python keeps its libraries."""
+    full = path.group()
+    for root in (folder_paths.program_path, folder_paths.base_path, *sys.path):
+        if root and full.startswith(root.rstrip(os.sep) + os.sep):
+            return os.path.relpath(full, root)
+    return os.path.basename(full)
 
 
 def shown_value(value: Any) -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 from comfy_execution.arguments import hidden_values
@@ -14,6 +15,8 @@ from comfy_execution.types import types_fit
 
 _CONVERSIONS = {"INT": int, "FLOAT": float, "STRING": str, "BOOLEAN": bool}
 _LONG_LIST = 20  # options; longer lists are not repeated in errors
+_SIMILAR = 3  # options named instead
+_COMPARED = 500  # options whose spelling is compared
 DYNAMIC_COMBO = "COMFY_DYNAMICCOMBO_V3"
 
 
@@ -37,6 +40,7 @@ def constants(facts: NodeFacts, spec: InputSpec, inputs: dict[str, Any], errors:
         ref = InputRef(name, spec.find(name))
         error = _convert(ref, inputs)
         if error is None and not _checked_by_class(name, parameters):
+            _other_separators(ref, inputs)
             error = _range(ref, inputs[name]) or _choice(ref, inputs[name])
         if error is not None:
             errors.append(error)
@@ -103,9 +107,35 @@ def _choice(ref: InputRef, value: Any) -> dict[str, Any] | None:
     if len(options) > _LONG_LIST:
         listed = f"(list of length {len(options)})"
         info["input_config"] = None
+        similar = _similar(str(bad[0]), options)
+        if similar:
+            listed += f"; did you mean {' or '.join(map(repr, similar))}?"
+            info["similar"] = similar
     else:
         listed = str(list(options))
     return problem("value_not_in_list", f"{ref.name}: {', '.join(map(repr, bad))} not in {listed}", info)
+
+
+def _similar(value: str, options: Iterable[Any]) -> list[str]:
+    """Options that may have been meant: files of the same name in other folders, then names spelled alike."""
+    name = value.replace("\\", "/").rsplit("/", 1)[-1].lower()
+    texts = [option for option in options if isinstance(option, str)]
+    found = [text for text in texts if text.replace("\\", "/").rsplit("/", 1)[-1].lower() == name]
+    if not found:  # comparing is slow: thousands of files would hold up other requests
+        likely = texts if len(texts) <= _COMPARED else [text for text in texts if text[:2].lower() == value[:2].lower()]
+        found = get_close_matches(value, likely[:_COMPARED], _SIMILAR)
+    return found[:_SIMILAR]
+
+
+def _other_separators(ref: InputRef, inputs: dict[str, Any]) -> None:
+    """A path written on another system names the same file: `folder\\name` and `folder/name`."""
+    value, options = inputs[ref.name], _options_of(ref)
+    if options is None or not isinstance(value, str) or _among(value, options):
+        return
+    for other in (value.replace("\\", "/"), value.replace("/", "\\")):
+        if _among(other, options):
+            inputs[ref.name] = other
+            return
 
 
 def _options_of(ref: InputRef) -> list | tuple | None:

@@ -69,12 +69,26 @@ class InputRef:
 
 def exception_problem(error: Exception, via: InputRef | None) -> dict[str, Any]:
     """An exception while a node was checked: an output node itself, or the source of the link in `via`."""
-    text, kind = faults.text_of(error), faults.type_name(error)
+    text = faults.text_of(error)
+    if type(error) is KeyError and " " in text:  # a sentence, which Python shows in quotes
+        text = str(error.args[0])
+    kind = faults.type_name(error)
     frames = faults.frames_of(error)
     if via is None:
         return problem("exception_during_validation", text, {"exception_type": kind, "traceback": frames})
     info = via.info(exception_message=text, exception_type=kind, traceback=frames, linked_node=via.link)
     return problem("exception_during_inner_validation", text, info)
+
+
+def summary(node_errors: dict[str, Any]) -> str:
+    """The first error of a refused prompt in one sentence."""
+    for node_id, entry in node_errors.items():
+        for error in entry["errors"]:
+            details = f": {error['details']}" if error["details"] else ""
+            more = sum(len(other["errors"]) for other in node_errors.values()) - 1
+            others = f" (and {more} more)" if more else ""
+            return f"Node {node_id} ({entry['class_type']}): {error['message']}{details}{others}"
+    return ""
 
 
 def cycle_problem(node_id: str, cycle: list[str], classes: dict[str, str]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from comfy_execution import node_check
 from comfy_execution.facts import FactsBook, InputSpec, NodeFacts
-from comfy_execution.problems import InputRef, cycle_problem, exception_problem, linked, problem
+from comfy_execution.problems import InputRef, cycle_problem, exception_problem, linked, problem, summary
 
 _NODES_PER_TURN = 500  # nodes checked before other requests get a turn on the event loop
 
@@ -50,17 +50,16 @@ async def validate_prompt(
         Whether it may be queued, the error if not, the good output nodes in prompt order, and the errors by node.
     """
     book = FactsBook()
-    for node_id, node in prompt.items():
-        class_type = node.get("class_type") if isinstance(node, dict) else None
-        if not book.knows(class_type):
-            return False, _missing_class(node_id, node, class_type), [], {}
+    missing = [(node_id, node) for node_id, node in prompt.items() if not book.knows(_class_of(node))]
+    if missing:
+        return False, _missing_classes(missing), [], {}
     outputs = [
         node_id
         for node_id, node in prompt.items()
         if book[node["class_type"]].is_output and (partial_execution_list is None or node_id in partial_execution_list)
     ]
     if not outputs:
-        return False, problem("prompt_no_outputs"), [], {}
+        return False, problem("prompt_no_outputs", _no_such_outputs(prompt, partial_execution_list)), [], {}
     walk = _Walk(prompt, book)
     for output in outputs:
         await walk.check(output)
@@ -70,18 +69,45 @@ async def validate_prompt(
         return True, None, good, node_errors
     own = [e for output in outputs for e in walk.nodes[output].errors]
     details = "\n".join(f"{error['message']}: {error['details']}" for error in own)
-    return False, problem("prompt_outputs_failed_validation", details), [], node_errors
+    # `details` speaks of the output nodes only, which is what clients know; the summary, of whatever is wrong.
+    info = {"summary": summary(node_errors)}
+    return False, problem("prompt_outputs_failed_validation", details, info), [], node_errors
 
 
-def _missing_class(node_id: str, node: Any, class_type: Any) -> dict[str, Any]:
-    meta = node.get("_meta") if isinstance(node, dict) else None
-    title = meta.get("title") if isinstance(meta, dict) else None
-    info = {"node_id": node_id, "class_type": class_type, "node_title": class_type if title is None else title}
-    if class_type is None:
+def _class_of(node: Any) -> Any:
+    return node.get("class_type") if isinstance(node, dict) else None
+
+
+def _missing_classes(missing: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The error names the first of them; if there are more, `extra_info.missing` has all."""
+    found = []
+    for node_id, node in missing:
+        class_type = _class_of(node)
+        meta = node.get("_meta") if isinstance(node, dict) else None
+        title = meta.get("title") if isinstance(meta, dict) else None
+        found.append(
+            {"node_id": node_id, "class_type": class_type, "node_title": class_type if title is None else title}
+        )
+    first = found[0]
+    if first["class_type"] is None:
         message = "A node has no class_type"
     else:
-        message = f"There is no node class named {class_type!r}; is the pack that brings it installed?"
-    return problem("missing_node_type", f"Node ID '#{node_id}'", info, message)
+        message = f"There is no node class named {first['class_type']!r}; is the pack that brings it installed?"
+    info = first if len(found) == 1 else {**first, "missing": found}
+    return problem("missing_node_type", f"Node ID '#{first['node_id']}'", info, message)
+
+
+def _no_such_outputs(prompt: Mapping[str, Any], targets: Collection[str] | None) -> str:
+    """Why nothing is left to run if only some output nodes were asked for."""
+    if targets is None:
+        return ""
+    if not targets:
+        return "partial_execution_targets is empty"
+    unknown = [repr(target) for target in targets if target not in prompt]
+    others = [repr(target) for target in targets if target in prompt]
+    told = [f"not in the prompt: {', '.join(unknown)}"] if unknown else []
+    told += [f"no output node: {', '.join(others)}"] if others else []
+    return f"partial_execution_targets: {'; '.join(told)}"
 
 
 def _inputs_of(node: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ def more_classes(classes):
         optional={
             "many": ("COMBO", {"options": ["a", "b"], "multiselect": True}),
             "long": (list(map(str, range(30))),),
+            "file": ([f"folder/model_{i:04}.safetensors" for i in range(3000)],),
         },
         returns=["STRING"],
         OUTPUT_NODE=True,
@@ -181,11 +182,64 @@ def test_missing_class(check):
     assert check({"x": n("Nope"), **typed()})[1]["extra_info"]["node_title"] == "Nope"
 
 
+def test_all_missing_classes_are_named(check):
+    _, error, _, _ = check({"x": n("Nope"), **typed(), "y": {"inputs": {}}, "z": n("Gone")})
+    assert error["extra_info"]["node_id"] == "x"
+    assert [(m["node_id"], m["class_type"]) for m in error["extra_info"]["missing"]] == [
+        ("x", "Nope"),
+        ("y", None),
+        ("z", "Gone"),
+    ]
+
+
+def test_the_first_error_is_summed_up_wherever_it_is(check):
+    error = check({"i": n("Typed", **{**GOOD, "number": 99}), "s": n("Show", value=("i", 0))}, ["s"])[1]
+    assert error["details"] == ""
+    assert error["extra_info"]["summary"] == "Node i (Typed): Value 99 bigger than max of 10: number"
+    error = check(typed(number=99, ratio=2.0))[1]
+    assert error["extra_info"]["summary"].endswith("(and 1 more)")
+
+
 @pytest.mark.parametrize(
-    "prompt, targets", [({}, None), ({"i": n("Int", value=1)}, None), (typed(), []), (typed(), ["x"])]
+    "value, similar",
+    [
+        ("model_0007.safetensors", ["folder/model_0007.safetensors"]),
+        ("other\\MODEL_0007.safetensors", ["folder/model_0007.safetensors"]),
+        ("folder/model_0007.safetensor", ["folder/model_0007.safetensors"]),
+        ("something else", None),
+    ],
 )
-def test_no_outputs(check, prompt, targets):
-    assert check(prompt, targets)[1]["type"] == "prompt_no_outputs"
+def test_what_may_have_been_meant(check, value, similar):
+    error = only(check(typed(file=value)))
+    assert error["extra_info"].get("similar", [None])[0] == (similar or [None])[0]
+    assert ("did you mean" in error["details"]) == (similar is not None)
+
+
+def test_separators_of_another_system_name_the_same_file(check):
+    prompt = typed(file="folder\\model_0007.safetensors")
+    assert check(prompt)[0] and prompt["n"]["inputs"]["file"] == "folder/model_0007.safetensors"
+
+
+def test_no_folders_of_this_machine_in_errors(check):
+    error = only(check({"n": n("Check", value=97, other=0)}))
+    frames = error["extra_info"]["traceback"]
+    assert frames and all('File "/' not in frame for frame in frames)
+    assert any("tests/engine/test_validation.py" in frame for frame in frames)
+
+
+@pytest.mark.parametrize(
+    "prompt, targets, details",
+    [
+        ({}, None, ""),
+        ({"i": n("Int", value=1)}, None, ""),
+        (typed(), [], "partial_execution_targets is empty"),
+        (typed(), ["x"], "partial_execution_targets: not in the prompt: 'x'"),
+        ({"i": n("Int", value=1), **typed()}, ["i"], "partial_execution_targets: no output node: 'i'"),
+    ],
+)
+def test_no_outputs(check, prompt, targets, details):
+    error = check(prompt, targets)[1]
+    assert error["type"] == "prompt_no_outputs" and error["details"] == details
 
 
 def test_partial_execution(check):
