@@ -147,6 +147,8 @@ def build_parser() -> argparse.ArgumentParser:
     net.add_argument("--disable-auto-launch", action="store_true", help="never open a browser")
     net.add_argument("--dont-print-server", action="store_true", help="no start-up lines")
 
+    _add_protection_flags(parser)
+
     data = parser.add_argument_group("folders and data")
     data.add_argument(
         "--base-directory",
@@ -240,6 +242,24 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.set_defaults(log_files=[])
     return parser
+
+
+def _add_protection_flags(parser: argparse.ArgumentParser) -> None:
+    limits = parser.add_argument_group("limits and protection")
+    limits.add_argument(
+        "--max-queue",
+        type=int,
+        default=0,
+        metavar="N",
+        help="refuse prompts (429) while this many wait (0: no limit)",
+    )
+    limits.add_argument(
+        "--max-queue-size",
+        type=float,
+        default=0,
+        metavar="MB",
+        help="refuse prompts (429) while those that wait are this large together (0: no limit)",
+    )
 
 
 def _add_device_flags(parser: argparse.ArgumentParser) -> None:

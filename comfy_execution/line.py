@@ -49,6 +49,7 @@ class Line:
         self._by_token: dict[int, Waiting] = {}
         self._by_id: dict[str, list[Waiting]] = {}  # an id may wait twice
         self._arrivals = 0
+        self.size = 0  # bytes of the JSON of all that wait
 
     def __len__(self) -> int:
         return len(self._by_token)
@@ -61,10 +62,14 @@ class Line:
         token = self._arrival()
         waiting = Waiting(entry, token, token if place is None else place, causes)
         self._arrivals = max(self._arrivals, int(waiting.place) + 1)  # a place may come from an earlier life
-        self._by_token[token] = waiting
-        self._by_id.setdefault(entry[1], []).append(waiting)
-        heapq.heappush(self._heap, waiting)
+        self._insert(waiting)
         return waiting
+
+    def _insert(self, waiting: Waiting) -> None:
+        self._by_token[waiting.token] = waiting
+        self._by_id.setdefault(waiting.entry[1], []).append(waiting)
+        heapq.heappush(self._heap, waiting)
+        self.size += len(waiting.entry.json)
 
     def take(self) -> Waiting:
         """Remove the first. Raises IndexError if nobody waits."""
@@ -88,6 +93,7 @@ class Line:
         self._heap.clear()
         self._by_token.clear()
         self._by_id.clear()
+        self.size = 0
         return dropped
 
     def of(self, prompt_id: str) -> list[Waiting]:
@@ -163,9 +169,7 @@ class Line:
         for old, (number, place) in zip(moving, keys, strict=True):
             new = Waiting(old.entry.with_number(number), old.token, place, old.causes)
             self.remove(old)
-            self._by_token[new.token] = new
-            self._by_id.setdefault(new.entry[1], []).append(new)
-            heapq.heappush(self._heap, new)
+            self._insert(new)
             moved.append(new)
         return moved
 
@@ -175,6 +179,7 @@ class Line:
 
     def _forget(self, waiting: Waiting) -> None:
         del self._by_token[waiting.token]
+        self.size -= len(waiting.entry.json)
         same_id = self._by_id[waiting.entry[1]]
         same_id.remove(waiting)
         if not same_id:

@@ -302,6 +302,11 @@ class PromptQueue(QueueControl):
         with self.mutex:
             return len(self._line) + len(self.currently_running)
 
+    def get_pending(self) -> tuple[int, int]:
+        """How many prompts wait, and how many bytes of JSON they have."""
+        with self.mutex:
+            return len(self._line), self._line.size
+
     def running_ids(self) -> list[str]:
         """Ids of the prompts that run."""
         with self.mutex:

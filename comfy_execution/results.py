@@ -6,7 +6,7 @@ while it runs never takes away an input of a node that is still to come.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from comfy_execution.caching import CacheEntry, ResultCache
@@ -20,13 +20,22 @@ class RunResults:
 
     Args:
         signatures: the keys; None when the cache keeps nothing.
+        forced: nodes of the submitted prompt whose stored results do not count, until this run has made new ones.
     """
 
-    def __init__(self, prompt: DynamicPrompt, cache: ResultCache, signatures: Signatures | None) -> None:
+    def __init__(
+        self,
+        prompt: DynamicPrompt,
+        cache: ResultCache,
+        signatures: Signatures | None,
+        forced: Collection[str] = (),
+    ) -> None:
         self._prompt = prompt
         self._submitted = prompt.original_prompt
         self._cache = cache
         self._signatures = signatures
+        self._forced = forced
+        self._made: set[str] = set()  # the nodes that this run has made results of, if any are forced
         self._held: dict[str, CacheEntry] = {}
         self._root = cache.scope()
         self._scopes: dict[str, Any] = {}  # of expanding nodes
@@ -54,17 +63,25 @@ class RunResults:
         if self._signatures is None:
             return None
         key = self._signatures.get(node_id)
-        if key is None:
+        if key is None or (self._forced and node_id not in self._made and self._is_forced(node_id)):
             return None
         return self._cache.get(self._root if node_id in self._submitted else self._scope_of(node_id), key)
 
     def put(self, node_id: str, entry: CacheEntry) -> None:
         """A node has finished."""
         self._held[node_id] = entry
+        if self._forced:
+            self._made.add(node_id)
         if self._signatures is not None:
             self._cache.put(self._scope_of(node_id), self._signatures[node_id], entry)
         elif self._consumers_left is not None:
             self._release(node_id)
+
+    def _is_forced(self, node_id: str) -> bool:
+        """Whether the node, or the one that it was expanded from, is forced."""
+        while (parent := self._prompt.get_parent_node_id(node_id)) is not None:
+            node_id = parent
+        return node_id in self._forced
 
     def inner_scope(self, node_id: str) -> Any:
         """Where the cache keeps the results of the nodes that `node_id` expands to."""

@@ -21,6 +21,7 @@ from comfy_execution.calling import CallResult
 from comfy_execution.expansion import Expansion
 from comfy_execution.facts import FactsBook, NodeFacts, nested
 from comfy_execution.fingerprints import ask_fingerprints
+from comfy_execution.forced import forced_nodes
 from comfy_execution.graph import DynamicPrompt, ExecutionBlocker, NodeNotFoundError
 from comfy_execution.links import is_link
 from comfy_execution.progress import ProgressRegistry
@@ -186,7 +187,8 @@ class Run:
         else:
             self.cache.begin(set(), nodes)
         self.objects.begin(nodes)
-        self.results = RunResults(self.prompt, self.cache, self.signatures)
+        forced = forced_nodes(self.extra_data.get("force"), original)
+        self.results = RunResults(self.prompt, self.cache, self.signatures, forced)
         if self.signatures is not None and external_cache.providers():
             for node_id in original:
                 await self._look_outside(node_id)

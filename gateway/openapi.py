@@ -39,6 +39,7 @@ _REASONS = {
     415: "A type that cannot be used here",
     416: "The range is outside the file",
     426: "Not a WebSocket handshake",
+    429: "The queue is full; Retry-After says when to try again",
     503: "Not available",
     507: "The disk is full",
 }

@@ -77,6 +77,11 @@ _PROMPTS: dict[str, Schema] = {
                 **nullable(TEXTS),
                 "description": "Run only these output nodes, and what they need",
             },
+            "force": {
+                "type": ["boolean", "array", "null"],
+                "items": TEXT,
+                "description": "Run nodes although their results are known: true for all, or ids; their dependants too",
+            },
         },
     ),
     "PromptAccepted": shape(

@@ -102,6 +102,8 @@ def add_to(table: Table, server: PromptServer) -> None:
         job = jobs.find_job(ident, *queue.get_current_queue(), queue.get_history(ident))
         if job is None:
             raise Refused("Job not found", 404)
+        if job["status"] == jobs.IN_PROGRESS:
+            job["outputs"] = jobs.normalize_outputs(server.outputs_of_run(ident))  # so far
         return json_answer(job)
 
     @table.post(

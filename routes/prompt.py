@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import logging
 import math
 import time
 import uuid
@@ -18,6 +20,11 @@ if TYPE_CHECKING:
     from server import PromptServer
 
 
+log = logging.getLogger(__name__)
+
+RETRY_AFTER = "10"  # seconds
+
+
 class PromptRefused(Exception):
     """A prompt that is not queued; `error` and `node_errors` go to the client."""
 
@@ -28,14 +35,18 @@ class PromptRefused(Exception):
         details: str = "",
         extra_info: dict[str, Any] | None = None,
         status: int = 400,
+        headers: dict[str, str] | None = None,
     ):
         super().__init__(message)
         self.status = status
+        self.headers = headers or {}
         self.error = {"type": type, "message": message, "details": details, "extra_info": extra_info or {}}
 
     def answer(self) -> web.Response:
         """The HTTP answer."""
-        return json_answer({"error": self.error, "node_errors": {}}, self.status)
+        answer = json_answer({"error": self.error, "node_errors": {}}, self.status)
+        answer.headers.update(self.headers)
+        return answer
 
 
 def is_canonical_uuid(value: Any) -> bool:
@@ -95,6 +106,40 @@ def checked_targets(targets: Any) -> list[str] | None:
     return targets
 
 
+def checked_force(force: Any, graph: dict[str, Any]) -> bool | list[str]:
+    """`force`: which nodes must run although their results are known. True for all, a list of ids, or false."""
+    if force is None or isinstance(force, bool):
+        return bool(force)
+    if not isinstance(force, list) or not all(isinstance(node_id, str) for node_id in force):
+        raise PromptRefused("invalid_force", "force must be true, or an array of node ids")
+    unknown = [node_id for node_id in force if node_id not in graph]
+    if unknown:
+        raise PromptRefused("invalid_force", "force names nodes that are not in the prompt", ", ".join(unknown)[:200])
+    return force
+
+
+async def validate(prompt_id: str, graph: dict[str, Any], targets: list[str] | None) -> tuple[bool, Any, list, dict]:
+    """`execution.validate_prompt`, which packs replace, sometimes by something else than it is."""
+    import execution
+
+    check = execution.validate_prompt
+    try:
+        verdict = check(prompt_id, graph, targets)
+        if inspect.isawaitable(verdict):
+            verdict = await verdict
+        valid, error, outputs, node_errors = verdict
+        return bool(valid), error, list(outputs or ()), node_errors or {}
+    except Exception as failure:
+        name = f"{getattr(check, '__module__', '?')}.{getattr(check, '__qualname__', type(check).__name__)}"
+        log.exception("prompt %s: %s, which checks prompts, failed", prompt_id, name)
+        raise PromptRefused(
+            "validation_failed",
+            f"The prompt cannot be checked: {name} failed",
+            f"{type(failure).__name__}: {failure}"[:500],
+            {"function": name},
+        ) from failure
+
+
 def extra_data_of(body: dict[str, Any], usage_source: str | None) -> dict[str, Any]:
     """The prompt's `extra_data`, completed with client id, usage source and the time of submission."""
     extra = body.get("extra_data", {})
@@ -119,6 +164,19 @@ def extra_data_of(body: dict[str, Any], usage_source: str | None) -> dict[str, A
     return extra
 
 
+def refuse_when_full(server: PromptServer, size: int = 0) -> None:
+    """Raises PromptRefused (429) when the queue has no room for a prompt of `size` bytes (`--max-queue…`)."""
+    most, most_bytes = server.args.max_queue, server.args.max_queue_size * 1e6
+    waiting, waiting_bytes = server.prompt_queue.get_pending() if most or most_bytes else (0, 0)
+    if most and waiting >= most:
+        what = f"{waiting} prompts wait already"
+    elif most_bytes and waiting_bytes + size > most_bytes:
+        what = f"the prompts that wait have {waiting_bytes / 1e6:.1f} MB already"
+    else:
+        return
+    raise PromptRefused("queue_full", "The queue is full", what, status=429, headers={"Retry-After": RETRY_AFTER})
+
+
 def add_to(table: Table, server: PromptServer) -> None:
     """Register this resource's routes."""
 
@@ -131,7 +189,7 @@ def add_to(table: Table, server: PromptServer) -> None:
         "Check a prompt and queue it.",
         params=(Parameter("Comfy-Usage-Source", description="Kept in extra_data", location="header"),),
         body="PromptRequest",
-        answers={200: "PromptAccepted", 400: "PromptRefused", 409: "PromptRefused"},
+        answers={200: "PromptAccepted", 400: "PromptRefused", 409: "PromptRefused", 429: "PromptRefused"},
     )
     async def post_prompt(request: web.Request) -> web.Response:
         data = await request.read()
@@ -140,6 +198,7 @@ def add_to(table: Table, server: PromptServer) -> None:
                 body = from_json(data)
             except InvalidJson as error:
                 raise PromptRefused("invalid_json", "the body is not valid JSON", str(error)) from error
+            refuse_when_full(server, len(data))
             await server.nodes_ready.wait_async()
             return await submit(body, request.headers.get("Comfy-Usage-Source"))
         except PromptRefused as refusal:
@@ -162,15 +221,19 @@ def add_to(table: Table, server: PromptServer) -> None:
         graph = checked_graph(body["prompt"])
         targets = checked_targets(body.get("partial_execution_targets"))
         extra = extra_data_of(body, usage_source)
+        force = checked_force(body.get("force"), graph)
+        if force:
+            extra["force"] = force
         secrets = {key: extra.pop(key) for key in execution.SENSITIVE_EXTRA_DATA_KEYS if key in extra}
         server.node_replace_manager.apply_replacements(graph)
-        valid, error, outputs, node_errors = await execution.validate_prompt(prompt_id, graph, targets)
+        valid, error, outputs, node_errors = await validate(prompt_id, graph, targets)
         if not valid:
             return json_answer({"error": error, "node_errors": node_errors}, 400)
         if server.prompt_queue.knows(prompt_id):
             raise PromptRefused(
                 "prompt_id_in_use", "a prompt with this prompt_id is queued or running", prompt_id, status=409
             )
+        refuse_when_full(server)  # once more: others may have come while this one was checked
         try:
             server.prompt_queue.put((number, prompt_id, graph, extra, outputs, secrets))
         except ValueError as error:

@@ -87,6 +87,17 @@ def test_drop_and_return(server, when, asked_before):
     wait_ended(server, prompt_id)
 
 
+def test_outputs_of_a_running_job(server):
+    prompt_id = server.post("/prompt", {"prompt": chain(1.0)})[1]["prompt_id"]
+    job = {}
+    while not job.get("outputs"):
+        job = server.get(f"/api/jobs/{prompt_id}")
+        assert job["status"] in ("pending", "in_progress"), job
+    assert job["outputs"] == {"1": {"slept": [1.0]}}
+    wait_ended(server, prompt_id)
+    assert server.get(f"/api/jobs/{prompt_id}")["outputs"] == {"1": {"slept": [1.0]}, "2": {"slept": [1.0]}}
+
+
 class BreakingProxy:
     """Forwards TCP to a server and breaks every connection after a while."""
 

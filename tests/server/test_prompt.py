@@ -194,3 +194,77 @@ async def test_body_over_the_limit(start, flags):
     flags(max_upload_size=0.001)
     running = await start()
     assert (await running.post("/prompt", data=b" " * 2000))[0] == 413
+
+
+async def test_forcing_is_checked_and_kept_with_the_prompt(running):
+    for force, kept in ((True, True), (["1"], ["1"]), (False, None), (None, None), ([], None)):
+        status, answer, _ = await running.post("/prompt", json={"prompt": text_prompt(), "force": force})
+        assert status == 200
+        (entry,) = [e for e in running.server.prompt_queue.queue if e.prompt_id == answer["prompt_id"]]
+        assert entry.extra_data.get("force") == kept
+    for force in ("yes", 1, {}, [1], ["nope"]):
+        status, answer, _ = await running.post("/prompt", json={"prompt": text_prompt(), "force": force})
+        assert status == 400 and answer["error"]["type"] == "invalid_force"
+
+
+def raising(prompt_id, prompt, targets):
+    raise RuntimeError("no time")
+
+
+@pytest.mark.parametrize(
+    "replacement",
+    [
+        raising,
+        lambda prompt: None,
+        lambda *args: None,
+        lambda *args: (True, None),
+        lambda *args: (True, None, 5, {}),
+        5,
+    ],
+)
+async def test_a_pack_that_replaces_the_check_by_something_unfit(running, monkeypatch, replacement):
+    import execution
+
+    monkeypatch.setattr(execution, "validate_prompt", replacement)
+    status, answer, _ = await running.post("/prompt", json={"prompt": text_prompt()})
+    assert status == 400 and answer["error"]["type"] == "validation_failed" and answer["node_errors"] == {}
+    assert answer["error"]["message"] and (await running.get("/prompt"))[1]["exec_info"]["queue_remaining"] == 0
+
+
+async def test_a_pack_may_replace_the_check_by_a_plain_function(running, monkeypatch):
+    import execution
+
+    monkeypatch.setattr(execution, "validate_prompt", lambda prompt_id, prompt, targets: (True, None, ["1"], {}))
+    assert (await running.post("/prompt", json={"prompt": text_prompt()}))[0] == 200
+
+
+async def test_a_full_queue_refuses_until_there_is_room(start, flags):
+    flags(max_queue=2)
+    running = await start()
+    ids = [(await running.post("/prompt", json={"prompt": text_prompt()}))[1]["prompt_id"] for _ in range(2)]
+    status, answer, headers = await running.post("/prompt", json={"prompt": text_prompt()})
+    assert status == 429 and int(headers["Retry-After"]) > 0
+    assert answer["error"]["type"] == "queue_full" and answer["node_errors"] == {}
+    await running.post("/queue", json={"delete": ids[:1]})
+    assert (await running.post("/prompt", json={"prompt": text_prompt()}))[0] == 200
+    running.server.prompt_queue.get()
+    assert (await running.post("/prompt", json={"prompt": text_prompt()}))[0] == 200
+
+
+async def test_a_queue_of_large_prompts_refuses_by_size(start, flags):
+    flags(max_queue_size=0.1)
+    running = await start()
+    body = {"prompt": text_prompt("x" * 60_000)}
+    assert (await running.post("/prompt", json=body))[0] == 200
+    assert (await running.post("/prompt", json=body))[0] == 429
+    assert (await running.post("/prompt", json={"prompt": text_prompt()}))[0] == 200
+    await running.post("/queue", json={"clear": True})
+    assert running.server.prompt_queue.get_pending() == (0, 0)
+    assert (await running.post("/prompt", json=body))[0] == 200
+
+
+async def test_without_limits_the_queue_takes_everything(running):
+    for _ in range(300):
+        assert (await running.post("/prompt", json={"prompt": text_prompt("x" * 1000)}))[0] == 200
+    waiting, size = running.server.prompt_queue.get_pending()
+    assert waiting == 300 and size > 300_000
