@@ -150,7 +150,7 @@ _QUEUE: dict[str, Schema] = {
             "execution_error": {**OBJECT, "description": "The data of the event execution_error"},
             "preview_output": OBJECT,
             "workflow_id": ANYTHING,
-            "outputs": {**mapping(ANYTHING), "description": "Of a single finished job"},
+            "outputs": {**mapping(ANYTHING), "description": "Of a single job that runs or has ended"},
             "execution_status": HOW_IT_ENDED,
             "workflow": shape({"prompt": OBJECT, "extra_data": OBJECT}),
         },
