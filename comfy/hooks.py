@@ -59,8 +59,8 @@ class Hook:
 class WeightHook(Hook):
     """Patches of weights.
 
-    weights: a LoRA's tensors by name, or with `is_diff` patches by the model's own names. They are matched to a
-    model when it registers the hook.
+    weights: a LoRA's tensors by name, or with `is_diff` patches by the model's own names; weights_clip: with `is_diff`
+    those of a text encoder. They are matched to a model when it registers the hook.
     """
 
     hook_type = EnumHookType.Weight
@@ -71,9 +71,11 @@ class WeightHook(Hook):
         strength_clip: float = 1.0,
         weights: Mapping[str, Any] | None = None,
         is_diff: bool = False,
+        weights_clip: Mapping[str, Any] | None = None,
     ):
         super().__init__()
         self.weights = weights or {}
+        self.weights_clip = weights_clip or {}
         self.is_diff = is_diff
         self._strength_model = strength_model
         self._strength_clip = strength_clip
@@ -93,7 +95,7 @@ class WeightHook(Hook):
         import comfy.lora
 
         if self.is_diff:
-            return dict(self.weights)
+            return dict(self.weights_clip if patcher.is_clip else self.weights)
         if patcher.is_clip:
             names = comfy.lora.model_lora_keys_clip(patcher.model, {})
         else:
@@ -174,6 +176,28 @@ class HookGroup:
         for hook in self.hooks:
             hook.hook_keyframe = keyframes
 
+    def keyframe_ranges(self) -> list[tuple[float, float]]:
+        """The parts of sampling, as fractions of it, between which the strength of some hook changes."""
+        percents = {0.0} | {k.start_percent for hook in self.hooks for k in hook.hook_keyframe.keyframes}
+        starts: list[float] = []
+        before: list[float] | None = None
+        for percent in sorted(p for p in percents if p < 1.0):
+            now = [hook.hook_keyframe.strength_at(percent) for hook in self.hooks]
+            if now != before:
+                starts.append(percent)
+                before = now
+        return list(zip(starts, [*starts[1:], 1.0]))
+
+    def go_to_percent(self, percent: float) -> None:
+        """Make the keyframes current that hold at this fraction of sampling."""
+        for hook in self.hooks:
+            hook.hook_keyframe.go_to_percent(percent)
+
+    def reset(self) -> None:
+        """All keyframes back to the first."""
+        for hook in self.hooks:
+            hook.hook_keyframe.reset()
+
     @staticmethod
     def combine_all_hooks(hooks_list: Iterable[HookGroup | None], require_count: int = 0) -> HookGroup | None:
         """One group of all; None when fewer than `require_count` groups, or none at all, are given."""
@@ -231,6 +255,18 @@ class HookKeyframeGroup:
         """The current keyframe's."""
         return self.keyframes[self._index].strength if self.keyframes else 1.0
 
+    def _index_at(self, percent: float) -> int:
+        return max((i for i, k in enumerate(self.keyframes) if k.start_percent <= percent), default=0)
+
+    def strength_at(self, percent: float) -> float:
+        """The strength at a fraction of sampling, whatever steps are guaranteed; before the first keyframe its own."""
+        return self.keyframes[self._index_at(percent)].strength if self.keyframes else 1.0
+
+    def go_to_percent(self, percent: float) -> None:
+        """Make the keyframe current that holds at this fraction of sampling."""
+        self.reset()
+        self._index = self._index_at(percent)
+
     def clone(self) -> HookKeyframeGroup:
         c = HookKeyframeGroup()
         c.keyframes = [k.clone() for k in self.keyframes]
@@ -265,6 +301,26 @@ def create_hook_lora(lora: Mapping[str, Tensor], strength_model: float, strength
     """A group with one hook: a LoRA's tensors."""
     group = HookGroup()
     group.add(WeightHook(strength_model, strength_clip, lora))
+    return group
+
+
+def create_hook_model_as_lora(
+    weights_model: Mapping[str, Tensor],
+    weights_clip: Mapping[str, Tensor],
+    strength_model: float,
+    strength_clip: float,
+) -> HookGroup:
+    """A group with one hook: what another model's weights, by name, have on top of those of the model it is used on."""
+    group = HookGroup()
+    group.add(
+        WeightHook(
+            strength_model,
+            strength_clip,
+            {name: ("model_as_lora", (weight,)) for name, weight in weights_model.items()},
+            is_diff=True,
+            weights_clip={name: ("model_as_lora", (weight,)) for name, weight in weights_clip.items()},
+        )
+    )
     return group
 
 
@@ -307,6 +363,7 @@ __all__ = [
     "WeightHook",
     "WrapperHook",
     "create_hook_lora",
+    "create_hook_model_as_lora",
     "create_transformer_options_from_hooks",
     "load_hook_lora_for_models",
     "set_conds_props",

@@ -196,12 +196,19 @@ class ModelPatcher(OptionSetters, Attachments, HookedWeights):
         return out
 
     def calculate_weight(
-        self, patches: list[tuple], weight: Tensor, key: str, intermediate_dtype: torch.dtype = PATCH_DTYPE
+        self,
+        patches: list[tuple],
+        weight: Tensor,
+        key: str,
+        intermediate_dtype: torch.dtype = PATCH_DTYPE,
+        original_weights: dict[str, list[tuple]] | None = None,
     ) -> Tensor:
         """`weight` with `patches`; the place where packs put their own arithmetic."""
         import comfy.lora
 
-        return comfy.lora.calculate_weight(patches, weight, key, intermediate_dtype=intermediate_dtype)
+        return comfy.lora.calculate_weight(
+            patches, weight, key, intermediate_dtype=intermediate_dtype, original_weights=original_weights
+        )
 
     def _patched_weight(self, key: str, weight: Tensor, device: torch.device | None = None) -> Tensor:
         """A new tensor: `weight` with this patcher's patches, in its own dtype."""
@@ -275,7 +282,7 @@ class ModelPatcher(OptionSetters, Attachments, HookedWeights):
         """The weights part of `patch_model`."""
         device_to = self.load_device if device_to is None else torch.device(device_to)
         model = self.model
-        self.unpatch_hooks()
+        self.release_hooks()
         if model.current_weight_patches_uuid != self.patches_uuid or force_patch_weights:
             self._restore_weights()
             for key in self.patches:
@@ -295,7 +302,7 @@ class ModelPatcher(OptionSetters, Attachments, HookedWeights):
     def unpatch_model(self, device_to: torch.device | None = None, unpatch_weights: bool = True) -> None:
         """Take the wishes out again; the weights go to `device_to` if one is given."""
         self.eject_model()
-        self.unpatch_hooks()
+        self.release_hooks()
         if unpatch_weights:
             self._restore_weights()
             _leave_device(self.model, device_to)
@@ -343,7 +350,7 @@ class ModelPatcher(OptionSetters, Attachments, HookedWeights):
 
     def cleanup(self) -> None:
         """Called when sampling has ended, also after an error."""
-        self.unpatch_hooks()
+        self.release_hooks()
         if getattr(self.model, "current_patcher", None) is self:
             self.model.current_patcher = None
         for callback in self.get_all_callbacks(CallbacksMP.ON_CLEANUP):

@@ -139,7 +139,7 @@ def prepare_model_patcher(model: Any, conds: Conds, model_options: dict[str, Any
     """Register the hooks that the conditioning carries, so that the patcher can switch them during the run."""
     groups = _unique([e["hooks"] for entries in conds.values() for e in entries if e.get("hooks")])
     register = getattr(model, "register_all_hook_patches", None)
-    if not groups or register is None:
+    if register is None or (not groups and getattr(model, "registered_hooks", None) is None):
         return
     # The entries' own hooks, not clones: their keyframes are to advance with the run.
     combined = HookGroup()

@@ -52,6 +52,8 @@ EXTRA_FAMILIES = (
     "perp_neg",
     "model_sampling",
     "model_parametrisation",
+    "hooks",
+    "hook_conditioning",
     "model_conditioning",
     "family_text",
     "unet_patches",

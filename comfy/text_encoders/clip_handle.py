@@ -15,6 +15,7 @@ from comfy.model_base import load_assigned
 from comfy.model_patcher import ModelPatcher
 
 if TYPE_CHECKING:
+    from comfy.hooks import HookGroup
     from comfy.supported_models_base import ClipTarget
 
 
@@ -56,8 +57,9 @@ class CLIP:
         self.patcher.is_clip = True
         self.layer_idx: int | None = None
         self.tokenizer_options: dict[str, Any] = {}
+        # Whether hooks change the encoder in the course of sampling, and those that conditionings get.
         self.use_clip_schedule = False
-        self.apply_hooks_to_conds = None
+        self.apply_hooks_to_conds: HookGroup | None = None
 
     def clone(self) -> CLIP:
         """Same model, own patches and settings."""
@@ -89,6 +91,22 @@ class CLIP:
     def is_dynamic(self) -> bool:
         return False
 
+    def set_hooks(self, hooks: HookGroup, apply_to_conds: bool = True, schedule: bool = False) -> None:
+        """Encode with these hooks in force.
+
+        apply_to_conds: conditionings carry them along to the diffusion model. schedule: `encode_from_tokens_scheduled`
+        gives an entry for each part of sampling in which their keyframes have other strengths; otherwise keyframes do
+        not matter to the encoder.
+        """
+        if apply_to_conds:
+            self.apply_hooks_to_conds = hooks
+        self.use_clip_schedule = schedule
+        forced = hooks.clone()
+        if not schedule:
+            forced.set_keyframes_on_hooks(None)
+        self.patcher.register_all_hook_patches(forced, {})
+        self.patcher.forced_hooks = forced
+
     # --- use
 
     def tokenize(self, text: str, return_word_ids: bool = False, **kwargs: Any) -> dict[str, list[list[tuple]]]:
@@ -104,7 +122,7 @@ class CLIP:
         before its projection); with `return_dict` both as {"cond", "pooled_output"}."""
         cond, pooled, extra = self._encode(tokens, unprojected=return_pooled == "unprojected")
         if return_dict:
-            return {"cond": cond, "pooled_output": pooled, **extra}
+            return {"cond": cond, "pooled_output": pooled, **extra, **self._hooks_for_conds()}
         return (cond, pooled) if return_pooled else cond
 
     def encode_from_tokens_scheduled(
@@ -114,9 +132,30 @@ class CLIP:
         add_dict: Mapping[str, Any] | None = None,
         show_pbar: bool = True,
     ) -> list[list[Any]]:
-        """CONDITIONING: [[tensor, {"pooled_output": ..., **add_dict}]]."""
+        """CONDITIONING: [[tensor, {"pooled_output": ..., **add_dict}]]; with scheduled hooks an entry for each part of
+        sampling in which the encoder is another (see `set_hooks`)."""
+        more = dict(add_dict or {})
+        hooks = self.patcher.forced_hooks if self.use_clip_schedule else None
+        if hooks is None:
+            return [self._entry(tokens, unprojected, more)]
+        try:
+            entries = []
+            for start, end in hooks.keyframe_ranges():
+                # What the entry's own range leaves out need not be encoded.
+                if end >= more.get("start_percent", 0.0) and start <= more.get("end_percent", 1.0):
+                    hooks.go_to_percent(start)
+                    part = {"clip_start_percent": start, "clip_end_percent": end}
+                    entries.append(self._entry(tokens, unprojected, {**part, **more}))
+            return entries
+        finally:
+            hooks.reset()
+
+    def _entry(self, tokens: Mapping[str, Any], unprojected: bool, more: dict[str, Any]) -> list[Any]:
         cond, pooled, extra = self._encode(tokens, unprojected=unprojected)
-        return [[cond, {"pooled_output": pooled, **extra, **(add_dict or {})}]]
+        return [cond, {"pooled_output": pooled, **extra, **self._hooks_for_conds(), **more}]
+
+    def _hooks_for_conds(self) -> dict[str, Any]:
+        return {} if self.apply_hooks_to_conds is None else {"hooks": self.apply_hooks_to_conds}
 
     def encode(self, text: str) -> Tensor:
         """Conditioning of a prompt."""
@@ -130,7 +169,14 @@ class CLIP:
         if unprojected:
             model.set_clip_options({"projected_pooled": False})
         self.load_model(tokens)
-        cond, pooled, *rest = model.encode_token_weights(tokens)
+        if self.patcher.forced_hooks is None:
+            cond, pooled, *rest = model.encode_token_weights(tokens)
+        else:
+            self.patcher.patch_hooks(self.patcher.forced_hooks.hooks)
+            try:
+                cond, pooled, *rest = model.encode_token_weights(tokens)
+            finally:
+                self.patcher.release_hooks()
         return cond, pooled, rest[0] if rest else {}
 
     def load_model(self, tokens: Mapping[str, Any] | None = None) -> ModelPatcher:
