@@ -24,6 +24,7 @@ from comfy import model_detection
 from comfy.lora import load_lora_for_models
 from comfy.model_base import WeightsMismatch
 from comfy.model_patcher import ModelPatcher
+from comfy.model_sampling import ModelType, model_sampling
 from comfy.models.diffusers_layout import DiffusersLayoutError, to_own_layout
 from comfy.style_model import StyleModel, load_style_model
 from comfy.supported_models_base import ClipTarget
@@ -44,6 +45,7 @@ __all__ = [
     "load_clip",
     "load_diffusion_model",
     "load_diffusion_model_state_dict",
+    "load_gligen",
     "load_lora_for_models",
     "load_state_dict_guess_config",
     "load_style_model",
@@ -153,13 +155,24 @@ def load_checkpoint(
     state_dict: dict[str, Tensor] | None = None,
     config: Any = None,
 ) -> tuple[ModelPatcher | None, CLIP | None, VAE | None]:
-    """As `load_checkpoint_guess_config`; a configuration file is not needed and not read."""
+    """As `load_checkpoint_guess_config`. A configuration file (`config_path`) is not needed; of one, what the network
+    predicts and the text encoder's layer are used, which tensors do not tell. Raises WeightsFileError for either."""
+    from comfy.model_config_files import ModelConfigFile, read_config_file
+
+    facts = ModelConfigFile() if config_path is None else read_config_file(config_path)
     if state_dict is not None:
         out = load_state_dict_guess_config(state_dict, output_vae, output_clip, False, embedding_directory)
         if out is None:
             raise model_detection.UnknownModel(_guess_what(state_dict))
-        return out[:3]
-    return load_checkpoint_guess_config(ckpt_path, output_vae, output_clip, embedding_directory=embedding_directory)[:3]
+    else:
+        out = load_checkpoint_guess_config(ckpt_path, output_vae, output_clip, embedding_directory=embedding_directory)
+    model, clip, vae = out[:3]
+    if facts.velocity and model is not None and model.model.model_type != ModelType.V_PREDICTION:
+        model.model.model_type = ModelType.V_PREDICTION
+        model.model.model_sampling = model_sampling(model.model.model_config, ModelType.V_PREDICTION)
+    if facts.clip_layer is not None and clip is not None:
+        clip.clip_layer(facts.clip_layer)
+    return model, clip, vae
 
 
 @torch.inference_mode(False)
@@ -372,6 +385,13 @@ def _text_side(
         state_dict=sd,
         model_options=model_options,
     )
+
+
+def load_gligen(ckpt_path: str) -> ModelPatcher:
+    """See `comfy.gligen`."""
+    from comfy.gligen import load_gligen
+
+    return load_gligen(ckpt_path)
 
 
 def save_checkpoint(

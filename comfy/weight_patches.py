@@ -4,6 +4,7 @@ A patch list for one weight holds entries (strength, patch, strength_model, offs
 first scaled by `strength_model`, then the patch is added with `strength`. `offset` = (dim, start, length)
 restricts it to a slice; `function` is applied to the change before it is added. A patch is
 
+* `(None,)`: no change besides the factor,
 * a plain tensor tuple `(tensor,)` or `("diff", (tensor,))`: weight += strength * tensor. `("diff", (tensor,
   {"pad_weight": True}))` grows the weight with zeros to the tensor's shape first,
 * `("set", (tensor,))`: the weight becomes the tensor, whatever the strength,
@@ -81,6 +82,9 @@ def _apply(
     else:
         kind, values = patch[0], patch[1]
 
+    if values[0] is None:
+        # Only the weight's own factor was wanted.
+        return weight
     if kind == "set":
         return values[0].to(device=weight.device, dtype=weight.dtype, copy=True).reshape(weight.shape)
     if kind == "model_as_lora":

@@ -274,6 +274,83 @@ class DualCLIPLoader:
         return (_load_text_encoders([clip_name1, clip_name2], kind, device),)
 
 
+class CheckpointLoader:
+    DESCRIPTION = "Loads a checkpoint with a configuration file. Load Checkpoint needs none."
+    DISPLAY_NAME = "Load Checkpoint With Config (DEPRECATED)"
+    CATEGORY = "model/loaders"
+    RETURN_TYPES = ("MODEL", "CLIP", "VAE")
+    FUNCTION = "load_checkpoint"
+    DEPRECATED = True
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {
+            "required": {
+                "config_name": (
+                    folder_paths.get_filename_list("configs"),
+                    {"tooltip": "Says what the network predicts, and which layer of the text encoder is used."},
+                ),
+                "ckpt_name": (folder_paths.get_filename_list("checkpoints"), {"tooltip": "File to load."}),
+            }
+        }
+
+    def load_checkpoint(self, config_name: str, ckpt_name: str) -> tuple[Any, Any, Any]:
+        import comfy.sd
+
+        return comfy.sd.load_checkpoint(
+            folder_paths.get_full_path_or_raise("configs", config_name),
+            folder_paths.get_full_path_or_raise("checkpoints", ckpt_name),
+            embedding_directory=folder_paths.get_folder_paths("embeddings"),
+        )
+
+
+class DiffusersLoader:
+    DESCRIPTION = "Loads a model from a folder in the layout of the diffusers library."
+    DISPLAY_NAME = "Load Diffusers Model (DEPRECATED)"
+    CATEGORY = "model/loaders"
+    RETURN_TYPES = ("MODEL", "CLIP", "VAE")
+    FUNCTION = "load_checkpoint"
+    DEPRECATED = True
+    INDEX_FILE = "model_index.json"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"model_path": (cls._folders(), {"tooltip": "Folder to load."})}}
+
+    @classmethod
+    def _folders(cls) -> list[str]:
+        """Folders with an index below the `diffusers` folders, relative to these."""
+        found = []
+        for root in folder_paths.get_folder_paths("diffusers"):
+            for path, _, files in os.walk(root, followlinks=True):
+                if cls.INDEX_FILE in files:
+                    found.append(os.path.relpath(path, root))
+        return sorted(dict.fromkeys(found))
+
+    def load_checkpoint(self, model_path: str) -> tuple[Any, Any, Any]:
+        from comfy.diffusers_load import load_diffusers
+
+        return load_diffusers(
+            self._full_path(model_path), embedding_directory=folder_paths.get_folder_paths("embeddings")
+        )
+
+    def _full_path(self, name: str) -> str:
+        if name in self._folders():
+            for root in folder_paths.get_folder_paths("diffusers"):
+                path = os.path.join(root, name)
+                if os.path.isfile(os.path.join(path, self.INDEX_FILE)):
+                    return path
+        raise FileNotFoundError(f"no folder {name!r} with a {self.INDEX_FILE} is below models/diffusers")
+
+
 NODES = {
-    "nodes": [CheckpointLoaderSimple, VAELoader, UNETLoader, CLIPLoader, DualCLIPLoader],
+    "nodes": [
+        CheckpointLoaderSimple,
+        CheckpointLoader,
+        VAELoader,
+        UNETLoader,
+        CLIPLoader,
+        DualCLIPLoader,
+        DiffusersLoader,
+    ],
 }

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from comfy.vae import autoencoder_flux2, autoencoder_kl, taesd
+from comfy.vae import autoencoder_flux2, autoencoder_kl, diffusers_layout, taesd
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,8 @@ def detect_kl(sd: Mapping[str, Tensor]) -> Autoencoder | None:
     # Networks of the same names that work on sound or video have other kernels.
     if sd["decoder.conv_in.weight"].ndim != 4:
         return None
+    if diffusers_layout.MARK in sd:
+        sd = diffusers_layout.to_own_layout(sd)
     kind, network = autoencoder_kl, autoencoder_kl.AutoencoderKL
     if "bn.running_mean" in sd:
         kind, network = autoencoder_flux2, autoencoder_flux2.Flux2Autoencoder

@@ -54,12 +54,12 @@ WORDS = 5
 
 def drawn(shapes: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
     """A weight of each shape, the same every time: its seed comes from its name."""
-    return {name: random(name, *shape) * (0.5 / max(1, shape[-1]) ** 0.5) for name, shape in shapes.items()}
+    return {name: random(name, *shape) * (0.5 / max((1, *shape[-1:])) ** 0.5) for name, shape in shapes.items()}
 
 
 def random(name: str, *shape: int) -> Tensor:
     seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big")
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def inputs(name: str) -> dict[str, Any]:
