@@ -22,13 +22,14 @@ from comfy_execution import calling, external_cache, faults, outcomes
 from comfy_execution.attempts import Attempt, StopOrder
 from comfy_execution.caching import CacheType, ObjectStore, ResultCache, make_cache
 from comfy_execution.graph import DependencyCycleError, ExecutionBlocker
+from comfy_execution.history import MAXIMUM_HISTORY_SIZE
 from comfy_execution.progress import (
     ProgressRegistry,
     WebUIProgressHandler,
     add_progress_handler,
     reset_progress_state,
 )
-from comfy_execution.prompt_queue import MAXIMUM_HISTORY_SIZE, ExecutionStatus, PromptQueue, QueueEntry
+from comfy_execution.prompt_queue import ExecutionStatus, PromptQueue, QueueEntry
 from comfy_execution.run import NodeFailed, Run
 from comfy_execution.validation import validate_prompt
 

@@ -109,7 +109,8 @@ async def serve() -> int:
     import execution
     import workers.local
     from assets.database import DatabaseUnavailable
-    from jobs.ledger import Ledger
+    from jobs.opening import open_ledger
+    from jobs.recovery import recover
     from server import PromptServer
 
     loop = asyncio.get_running_loop()
@@ -120,7 +121,10 @@ async def serve() -> int:
         return EXIT_FAILED
     server.stop_requested = loop.create_future()
     queue = execution.PromptQueue(server)
-    server.jobs = queue.observer = Ledger()
+    server.jobs = open_ledger(args)
+    server.jobs.attach(queue)
+    server.number = server.jobs.next_number()
+    recover(server.jobs, queue, args.on_restart)
     worker = workers.local.PromptWorker(server, queue)
 
     def stop(status: int = EXIT_OK) -> None:
@@ -154,6 +158,7 @@ async def serve() -> int:
     status = await server.stop_requested
     worker.stop()
     await server.close()
+    server.jobs.close()
     return status
 
 

@@ -26,6 +26,7 @@ from gateway.origin import OriginCheck
 from gateway.pack_routes import PackRoutes
 from gateway.readiness import NodesReady, NodesUnavailable
 from gateway.snapshot import snapshot
+from jobs.store import StoreUnavailable
 from protocol import BinaryEventTypes, text_frame
 from userdata import UserManager
 
@@ -49,7 +50,7 @@ class PromptServer:
         self.args = args
         self.supports: list[str] = ["custom_nodes_from_web"]
         self.prompt_queue: Any = None  # set by execution.PromptQueue
-        self.jobs: Any = None  # the jobs.ledger.Ledger that observes the queue; set by main
+        self._jobs: Any = None
         self.number = 0  # the queue position of the next prompt without one of its own
         # The run in progress; written by the worker.
         self.client_id: str | None = None
@@ -79,6 +80,16 @@ class PromptServer:
 
         routes.add_to(self._core, self)
         self._runner: web.AppRunner | None = None
+
+    @property
+    def jobs(self) -> Any:
+        """The `jobs.ledger.Ledger` that observes the queue; set by main. Every answer carries its instance id."""
+        return self._jobs
+
+    @jobs.setter
+    def jobs(self, ledger: Any) -> None:
+        self._jobs = ledger
+        self._headers.add("X-Instance-Id", ledger.instance_id)
 
     # --- events ------------------------------------------------------------------------------------
 
@@ -195,6 +206,9 @@ class PromptServer:
             return await self._packs.wrap(handler)(request)
         except NodesUnavailable as error:
             return web.json_response({"error": f"the nodes cannot be loaded: {error}"}, status=503)
+        except StoreUnavailable as error:
+            log.error("%s", error)
+            return web.json_response({"error": str(error)}, status=503)
 
     async def _beyond_core(self, request: web.Request) -> Any:
         """The handler for a request that no built-in route takes: a file of the page, a pack's route, or none."""

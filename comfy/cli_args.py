@@ -11,6 +11,7 @@ import argparse
 import enum
 import json
 import os
+import re
 
 import comfy.options
 
@@ -82,6 +83,22 @@ def _cuda_devices(text: str) -> str:
     if text.strip().lower() != "all" and not all(p.strip().isdigit() for p in text.split(",")):
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of device numbers, nor 'all'")
     return text
+
+
+def _positive(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return number
+
+
+def _retention(text: str) -> str:
+    if not re.fullmatch(r"(\d{1,12}[smhdw]?|all)(,(\d{1,12}[smhdw]?|all))?", text.strip().lower()):
+        raise argparse.ArgumentTypeError(f"{text!r} is no age (30d), number of jobs (5000), both (30d,5000), nor all")
+    return text.strip().lower()
 
 
 CACHE_RAM_AUTOMATIC: list[float] = []  # --cache-ram without values: thresholds follow the machine's RAM
@@ -174,7 +191,12 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="YAML",
         help="files with more folders to search for models and custom nodes; repeatable",
     )
-    data.add_argument("--database-url", default=None, metavar="URL", help="sqlite:///path of the database")
+    data.add_argument(
+        "--database-url",
+        default=None,
+        metavar="URL",
+        help="sqlite:///path of the asset database, with the queue beside it; sqlite:///:memory: stores nothing",
+    )
     data.add_argument("--enable-assets", action="store_true", help="asset database and its routes")
     data.add_argument("--enable-asset-hashing", action="store_true", help="hash file contents while scanning assets")
     data.add_argument(
@@ -184,6 +206,8 @@ def build_parser() -> argparse.ArgumentParser:
         help="for comparing uploads of the same name",
     )
     data.add_argument("--disable-metadata", action="store_true", help="save no prompt or workflow in files")
+
+    _add_store_flags(parser)
 
     packs = parser.add_argument_group("custom nodes")
     packs.add_argument("--disable-all-custom-nodes", action="store_true", help="load no custom node pack")
@@ -334,6 +358,34 @@ def _add_device_flags(parser: argparse.ArgumentParser) -> None:
         help="hand nodes copies of tensors and report nodes that change their inputs in place; slower",
     )
     cache.add_argument("--high-ram", action="store_true", help="as --cache-classic, using more RAM for weights")
+
+
+def _add_store_flags(parser: argparse.ArgumentParser) -> None:
+    store = parser.add_argument_group("what survives a restart")
+    store.add_argument(
+        "--no-persistence", action="store_true", help="keep queue, history and jobs in memory; nothing survives"
+    )
+    store.add_argument(
+        "--on-restart",
+        choices=("resume", "pause", "clear"),
+        default="resume",
+        help="what to do with prompts that waited: run them, let them wait until told, or cancel them (%(default)s)",
+    )
+    store.add_argument(
+        "--history-size",
+        type=_positive,
+        default=10_000,
+        metavar="N",
+        help="entries that GET /history has at most; older ones stay known by id (%(default)s)",
+    )
+    store.add_argument(
+        "--keep-history",
+        type=_retention,
+        default="30d",
+        metavar="RULE",
+        help="how long ended jobs are kept on disk: an age (30d, 12h), a number of jobs (5000), both (30d,5000), or all"
+        " (%(default)s)",
+    )
 
 
 def _add_precision_flags(parser: argparse.ArgumentParser) -> None:

@@ -6,7 +6,7 @@ fails on what a prompt or a node may have put into them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 PENDING, IN_PROGRESS, COMPLETED, FAILED, CANCELLED = "pending", "in_progress", "completed", "failed", "cancelled"
@@ -26,63 +26,6 @@ _PREVIEWABLE_KEYS = frozenset(("images", "video", "audio", "3d", "text"))
 _3D_EXTENSIONS = (".obj", ".fbx", ".gltf", ".glb", ".usdz")
 _TEXT_EXTENSIONS = (".txt", ".md", ".json")
 _LONGEST_TEXT = 1024
-
-
-def list_jobs(
-    running: Iterable[Any],
-    pending: Iterable[Any],
-    history: Mapping[str, Mapping[str, Any]],
-    *,
-    statuses: Collection[str] | None = None,
-    workflow_id: str | None = None,
-    sort_by: str = "created_at",
-    descending: bool = True,
-    limit: int | None = None,
-    offset: int = 0,
-) -> tuple[list[dict[str, Any]], int]:
-    """Jobs after filtering, sorting and cutting; and how many there were before cutting.
-
-    Args:
-        running, pending: queue entries.
-        history: entries by prompt id.
-        statuses: only jobs in these states; None for all.
-        sort_by: "created_at" or "execution_duration".
-    """
-    wanted = frozenset(JobStatus.ALL if statuses is None else statuses)
-    found: list[tuple[float, int, Any, str | None]] = []  # sort key, position, entry, state (None: history)
-    for state, entries in ((PENDING, pending), (IN_PROGRESS, running)):
-        if state in wanted:
-            for entry in entries:
-                if workflow_id is None or workflow_id_of(entry[3]) == workflow_id:
-                    found.append((_sort_key(entry[3], (), sort_by), len(found), entry, state))
-    for entry in history.values():
-        if state_of(entry) in wanted:
-            extra_data = entry["prompt"][3]
-            if workflow_id is None or workflow_id_of(extra_data) == workflow_id:
-                found.append((_sort_key(extra_data, _messages(entry), sort_by), len(found), entry, None))
-    found.sort(key=lambda item: item[:2], reverse=descending)
-    start = max(0, offset)
-    page = found[start:] if limit is None else found[start : start + limit]
-    # Summaries are made for the page only: outputs may be many.
-    jobs = [finished_job(entry) if state is None else queued_job(entry, state) for _, _, entry, state in page]
-    return jobs, len(found)
-
-
-def shown(page: Iterable[tuple[str, Any]]) -> list[dict[str, Any]]:
-    """The jobs of a page of (state, queue entry or history entry)."""
-    return [queued_job(entry, state) if state in QUEUED else finished_job(entry) for state, entry in page]
-
-
-def find_job(
-    prompt_id: str, running: Iterable[Any], pending: Iterable[Any], history: Mapping[str, Mapping[str, Any]]
-) -> dict[str, Any] | None:
-    """One job in full, None if the id is unknown."""
-    for state, entries in ((IN_PROGRESS, running), (PENDING, pending)):
-        for entry in entries:
-            if entry[1] == prompt_id:
-                return queued_job(entry, state)
-    entry = history.get(prompt_id)
-    return None if entry is None else finished_job(entry, detailed=True)
 
 
 def queued_job(entry: Any, state: str) -> dict[str, Any]:
@@ -229,15 +172,6 @@ def _messages(entry: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 def _time_of(messages: Iterable[tuple[str, dict[str, Any]]], names: tuple[str, ...]) -> int | None:
     found = [data.get("timestamp") for name, data in messages if name in names]
     return found[-1] if found else None
-
-
-def _sort_key(extra_data: Any, messages: Iterable[tuple[str, dict[str, Any]]], sort_by: str) -> float:
-    if sort_by == "execution_duration":
-        start = _time_of(messages, ("execution_start",))
-        end = _time_of(messages, ("execution_success", "execution_error", "execution_interrupted"))
-        return (end - start) if start is not None and end is not None else 0
-    created = _dict(extra_data).get("create_time")
-    return created if isinstance(created, int | float) else 0
 
 
 def _dict(value: Any) -> Mapping[str, Any]:

@@ -9,21 +9,21 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
-from itertools import count, islice
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from itertools import count
 from typing import Any, NamedTuple
 
 import orjson
 
 from comfy.interrupt import interrupt_current_processing
-from comfy_execution import job_order, jobs, jsonbytes
+from comfy_execution import jsonbytes
 from comfy_execution.attempts import Attempt
+from comfy_execution.history import History, HistoryEntry
 from comfy_execution.line import Line, Waiting
 from comfy_execution.outcomes import Actor, Outcome, outcome_of
 from comfy_execution.queue_control import QueueControl
 from comfy_execution.queue_observer import NoObserver, QueueObserver
 
-MAXIMUM_HISTORY_SIZE = 10_000
 _SHOWN = 5  # elements of an entry that anybody may see; the sixth holds secrets
 
 
@@ -31,6 +31,7 @@ class QueueEntry(tuple):
     """`(number, prompt_id, prompt, extra_data, outputs_to_execute, secrets)`, not to be changed once queued."""
 
     json: bytes
+    submission: Any = None  # what the ledger of jobs is to know about how it came in
 
     def __new__(cls, item: Iterable[Any]) -> QueueEntry:
         entry = super().__new__(cls, item)
@@ -40,6 +41,13 @@ class QueueEntry(tuple):
             raise ValueError(f"a queue number must be finite, got {entry[0]}")
         # Encoded before any node can lay hands on it: listings show the prompt as it was submitted.
         entry.json = jsonbytes.encode(list(entry[:_SHOWN]))
+        return entry
+
+    @classmethod
+    def restored(cls, encoded: bytes) -> QueueEntry:
+        """The entry that has this JSON; it has no secrets any more."""
+        entry = super().__new__(cls, orjson.loads(encoded))
+        entry.json = encoded
         return entry
 
     @property
@@ -71,23 +79,6 @@ class QueueEntry(tuple):
         return list(self[:_SHOWN])
 
 
-class HistoryEntry(dict):
-    """`{"prompt", "outputs", "status", "meta"}`; its JSON is made once, when first asked for."""
-
-    _json: bytes | None = None
-    _prompt_json: bytes | None = None
-
-    @property
-    def json(self) -> bytes:
-        """UTF-8 JSON of the entry."""
-        if self._json is None:
-            parts = dict(self)
-            if self._prompt_json is not None:
-                parts["prompt"] = orjson.Fragment(self._prompt_json)
-            self._json = jsonbytes.encode(parts)
-        return self._json
-
-
 class ExecutionStatus(NamedTuple):
     """How a prompt ended: "success" or "error", whether all was done, and its [event, data] messages."""
 
@@ -110,7 +101,7 @@ class PromptQueue(QueueControl):
         self.mutex = threading.RLock()
         self.not_empty = threading.Condition(self.mutex)
         self.currently_running: dict[int, QueueEntry] = {}
-        self.history: dict[str, HistoryEntry] = {}
+        self._history: Any = History()  # or what a store gives that looks like one
         self.flags: dict[str, Any] = {}
         self.observer: QueueObserver = NoObserver()
         self.paused = False
@@ -121,10 +112,6 @@ class PromptQueue(QueueControl):
         self._task_ids = count()
         self._listing: bytes | None = None  # the answer to GET /queue, until the queue changes
         self._changes = 0
-        # The jobs view: pending ones by token, running ones by task id, ended ones by prompt id.
-        self._waiting_jobs = job_order.JobOrder()
-        self._running_jobs = job_order.JobOrder()
-        self._ended_jobs = job_order.JobOrder()
         server.prompt_queue = self
 
     # --- waiting -------------------------------------------------------------------------------------
@@ -150,6 +137,16 @@ class PromptQueue(QueueControl):
             self.server.queue_updated()
         return entry
 
+    def restore(self, entries: Iterable[tuple[QueueEntry, float, tuple[str, ...]]]) -> None:
+        """Let prompts wait that waited in an earlier life of the process; the observer knows them already.
+
+        entries: (entry, its place among those of its number, why each earlier attempt was given up).
+        """
+        with self.mutex:
+            for entry, place, causes in entries:
+                self._wait(entry, place, causes)
+            self.server.queue_updated()
+
     def get(self, timeout: float | None = None, worker: str = "local") -> tuple[QueueEntry, int] | None:
         """Take the next entry; it runs from now on. Waits for one, and while the queue is paused.
 
@@ -174,12 +171,10 @@ class PromptQueue(QueueControl):
                 self.not_empty.wait(left)
             self._note_change()
             waiting = self._line.take()
-            self._waiting_jobs.discard(waiting.token)
             entry, task_id = waiting.entry, next(self._task_ids)
             self.currently_running[task_id] = entry
             self._attempts[task_id] = Attempt(entry, task_id, self.mutex, waiting.causes, waiting.place)
             self.observer.started(entry, worker)
-            self._running_jobs.add(task_id, jobs.created_at(entry), jobs.IN_PROGRESS, entry)
             interrupt_current_processing(False)
             self.server.queue_updated()
             return entry, task_id
@@ -203,19 +198,14 @@ class PromptQueue(QueueControl):
         with self.mutex:
             dropped = self._line.clear()
             self._note_change()
-            self._waiting_jobs.clear()
             self._report_dropped([waiting.entry for waiting in dropped], by)
             self.server.queue_updated()
 
     def _wait(self, entry: QueueEntry, place: float | None, causes: tuple[str, ...] = ()) -> Waiting:
         self._note_change()
         waiting = self._line.add(entry, place, causes)
-        self._show_waiting(waiting)
         self.not_empty.notify()
         return waiting
-
-    def _show_waiting(self, waiting: Waiting) -> None:
-        self._waiting_jobs.add(waiting.token, jobs.created_at(waiting.entry), jobs.PENDING, waiting.entry)
 
     def _drop(self, dropped: list[Waiting], by: Actor | None) -> None:
         if not dropped:
@@ -223,7 +213,6 @@ class PromptQueue(QueueControl):
         self._note_change()
         for waiting in dropped:
             self._line.remove(waiting)
-            self._waiting_jobs.discard(waiting.token)
         self._report_dropped([waiting.entry for waiting in dropped], by)
         self.server.queue_updated()
 
@@ -251,25 +240,35 @@ class PromptQueue(QueueControl):
             attempt = self._end_attempt(task_id)
             if attempt is None:
                 return False
-            entry = attempt.entry
-            record = HistoryEntry(prompt=entry.shown(), outputs={}, status=None)
-            record._prompt_json = entry.json
-            if status is not None:
-                record["status"] = ExecutionStatus(*status)._asdict()
-            record.update(history_result)
-            self.history.pop(entry.prompt_id, None)
-            while len(self.history) >= MAXIMUM_HISTORY_SIZE:
-                self.delete_history_item(next(iter(self.history)))
-            self.history[entry.prompt_id] = record
-            self._add_ended(entry.prompt_id, record)
-            self.observer.ended(entry, record, outcome or outcome_of(record))
+            self._to_history(attempt.entry, history_result, status, outcome)
         return True
+
+    def park(
+        self, entry: QueueEntry, history_result: dict[str, Any], status: ExecutionStatus, outcome: Outcome
+    ) -> None:
+        """A prompt of an earlier life of the process goes to the history: it will not run again."""
+        with self.mutex:
+            self._to_history(entry, history_result, status, outcome)
+
+    def _to_history(
+        self,
+        entry: QueueEntry,
+        history_result: dict[str, Any],
+        status: ExecutionStatus | None,
+        outcome: Outcome | None,
+    ) -> None:
+        record = HistoryEntry(prompt=entry.shown(), outputs={}, status=None)
+        record.prompt_json = entry.json
+        if status is not None:
+            record["status"] = ExecutionStatus(*status)._asdict()
+        record.update(history_result)
+        self._history.remember(entry.prompt_id, record)
+        self.observer.ended(entry, record, outcome or outcome_of(record))
 
     def _end_attempt(self, task_id: int) -> Attempt | None:
         if self.currently_running.pop(task_id, None) is None:
             return None
         self._note_change()
-        self._running_jobs.discard(task_id)
         attempt = self._attempts.pop(task_id)
         attempt.settled = True
         return attempt
@@ -335,6 +334,23 @@ class PromptQueue(QueueControl):
 
     # --- history ----------------------------------------------------------------------------------------
 
+    @property
+    def history(self) -> MutableMapping[str, HistoryEntry]:
+        """What has ended, by prompt id, oldest first. Packs read it, and may change it."""
+        return self._history
+
+    @history.setter
+    def history(self, entries: Mapping[str, HistoryEntry]) -> None:
+        with self.mutex:
+            if entries is not self._history:
+                kept = dict(entries)
+                self._history.clear()
+                self._history.update(kept)
+
+    def use_history(self, history: Any) -> None:
+        """Keep the history elsewhere: in a mapping that has the methods of `comfy_execution.history.History`."""
+        self._history = history
+
     def get_history(
         self,
         prompt_id: str | None = None,
@@ -350,23 +366,25 @@ class PromptQueue(QueueControl):
             offset: how many of the oldest to skip; negative: not given.
             map_function: applied to each entry.
         """
-        with self.mutex:
-            if prompt_id is not None:
-                found = {prompt_id: self.history[prompt_id]} if prompt_id in self.history else {}
-            else:
-                start, stop = self._window(max_items, offset)
-                found = dict(islice(self.history.items(), start, stop))
+        ids = self._history_ids(prompt_id, max_items, offset)
+        found = {ident: record for ident in ids if (record := self._history.get(ident)) is not None}
         if map_function is not None:
             found = {key: map_function(entry) for key, entry in found.items()}
         return found
 
     def history_json(self, prompt_id: str | None = None, max_items: int | None = None, offset: int = -1) -> bytes:
         """The answer to GET /history and GET /history/{id}."""
-        found = self.get_history(prompt_id, max_items, offset)
-        return b"{%b}" % b",".join(jsonbytes.encode(key) + b":" + entry.json for key, entry in found.items())
+        found = self._history.jsons(self._history_ids(prompt_id, max_items, offset))
+        return b"{%b}" % b",".join(jsonbytes.encode(ident) + b":" + encoded for ident, encoded in found)
+
+    def _history_ids(self, prompt_id: str | None, max_items: int | None, offset: int) -> list[str]:
+        if prompt_id is not None:
+            return [prompt_id]
+        with self.mutex:
+            return self._history.ids(*self._window(max_items, offset))
 
     def _window(self, max_items: int | None, offset: int) -> tuple[int, int]:
-        size = len(self.history)
+        size = len(self._history)
         if offset < 0:
             start = 0 if max_items is None else max(0, size - max(0, max_items))
         else:
@@ -377,31 +395,12 @@ class PromptQueue(QueueControl):
     def wipe_history(self) -> None:
         """Forget all that ran."""
         with self.mutex:
-            self.history = {}
-            self._ended_jobs.clear()
+            self._history.clear()
 
     def delete_history_item(self, id_to_delete: str) -> None:
         """Forget one prompt."""
         with self.mutex:
-            self.history.pop(id_to_delete, None)
-            self._ended_jobs.discard(id_to_delete)
-
-    # --- jobs -------------------------------------------------------------------------------------------
-
-    def jobs_by_creation(
-        self, states: Collection[str], descending: bool, offset: int, limit: int | None
-    ) -> tuple[list[tuple[str, Any]], int]:
-        """(state, queue entry or history entry) of a page of jobs, and how many there are in these states."""
-        with self.mutex:
-            if len(self._ended_jobs) != len(self.history):  # a pack has changed the history by hand
-                self._ended_jobs.clear()
-                for prompt_id, record in self.history.items():
-                    self._add_ended(prompt_id, record)
-            orders = (self._waiting_jobs, self._running_jobs, self._ended_jobs)
-            return job_order.page(orders, states, descending, offset, limit)
-
-    def _add_ended(self, prompt_id: str, record: HistoryEntry) -> None:
-        self._ended_jobs.add(prompt_id, jobs.created_at(record["prompt"]), jobs.state_of(record), record)
+            self._history.pop(id_to_delete, None)
 
     # --- flags for the worker -----------------------------------------------------------------------------
 

@@ -110,8 +110,6 @@ class QueueControl:
 
     def _note_moves(self, moved: list[Waiting], asked_for: int) -> list[QueueEntry]:
         self._note_change()
-        for waiting in moved:
-            self._show_waiting(waiting)
         self.observer.moved([(waiting.entry, waiting.place) for waiting in moved])
         return [waiting.entry for waiting in moved[:asked_for]]
 
@@ -176,7 +174,6 @@ class QueueControl:
                 last = None  # it is behind it by itself
             if last is not None:
                 (waiting, *others) = self._line.move([waiting], AFTER, last)
-                self._show_waiting(waiting)
                 self.observer.moved([(other.entry, other.place) for other in others])
             self.observer.put_back(waiting.entry, waiting.place, reason, detail)
             self.server.queue_updated()

@@ -59,6 +59,10 @@ class ResponseHeaders:
         if args.disable_api_nodes:
             self._fixed["Content-Security-Policy"] = CONTENT_POLICY
 
+    def add(self, name: str, value: str) -> None:
+        """Have one more header on every answer."""
+        self._fixed[name] = value
+
     async def __call__(self, request: web.Request, response: web.StreamResponse) -> None:
         headers = response.headers
         headers.update(self._fixed)

@@ -153,13 +153,53 @@ _QUEUE: dict[str, Schema] = {
             "outputs": {**mapping(ANYTHING), "description": "Of a single job that runs or has ended"},
             "execution_status": HOW_IT_ENDED,
             "workflow": shape({"prompt": OBJECT, "extra_data": OBJECT}),
+            "attempts": array(ref("Attempt")),
+            "reason": {**TEXT, "description": "Why it is not completed: node_error, out_of_memory, interrupted, …"},
+            "detail": {**TEXT, "description": "The same for people"},
+            "by": {**OBJECT, "description": "Who cancelled it: address, route, key"},
+            "instance_id": {**TEXT, "description": "With full: this start of the server"},
+        },
+    ),
+    "Attempt": shape(
+        {"number": COUNT, "worker": TEXT, "start_time": MILLISECONDS},
+        {
+            "end_time": MILLISECONDS,
+            "result": choice("completed", "failed", "cancelled", "put_back", "died"),
+            "reason": TEXT,
+            "detail": TEXT,
+            "by": OBJECT,
         },
     ),
     "JobList": shape(
         {
             "jobs": array(ref("Job")),
-            "pagination": shape({"offset": COUNT, "limit": nullable(COUNT), "total": COUNT, "has_more": BOOLEAN}),
-        }
+            "pagination": shape(
+                {"limit": nullable(COUNT), "has_more": BOOLEAN},
+                {
+                    "offset": COUNT,
+                    "total": COUNT,
+                    "next_cursor": {**nullable(TEXT), "description": "Of pages by cursor; null on the last one"},
+                },
+            ),
+        },
+        {"instance_id": TEXT},
+    ),
+    "JobDeleted": shape(
+        {"deleted": TEXT, "files": {**TEXTS, "description": "Deleted files, as output/name.png or temp/name.png"}}
+    ),
+    "Health": shape(
+        {
+            "status": choice("ok", "degraded"),
+            "instance_id": {**TEXT, "description": "New with each start of the server"},
+            "started_at": SECONDS,
+            "nodes_ready": BOOLEAN,
+            "queue": shape({"pending": COUNT, "running": COUNT, "paused": BOOLEAN}),
+            "store": shape(
+                {"state": choice("ok", "degraded"), "store": TEXT, "persistent": BOOLEAN, "jobs": mapping(COUNT)},
+                {"problem": TEXT},
+            ),
+        },
+        {"worker": OBJECT},
     ),
     "Cancelled": shape({"cancelled": {**BOOLEAN, "description": "Whether there was anything to cancel"}}),
     "JobIds": shape({"job_ids": array(UUID)}),

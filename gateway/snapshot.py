@@ -9,29 +9,26 @@ from protocol import to_json
 
 MOST_PENDING = 1_000
 MOST_ENDED = 50  # newest first
-LOOKED_AT = 1_000  # of all ended jobs, how many of the newest are searched for the client's
 LARGEST_OUTPUTS = 64 << 10  # bytes of a job's outputs; larger ones are to be fetched
 
 
 def snapshot(server: Any, client_id: str) -> dict[str, Any]:
-    """`{"instance_id", "jobs", "pending"}`: what of this client's waits, runs or has ended lately, oldest first.
+    """`{"instance_id", "jobs", "pending"}`: what of this client's has ended lately, runs or waits, in this order.
 
     jobs: as in GET /api/jobs. A running one has `node`, the node that runs (null between nodes). Running and ended
         ones have `outputs` as the history has them, or `outputs_url` if they are large.
     pending: how many of its jobs wait, also if not all of them are listed.
     """
     queue = server.prompt_queue
-    waiting, _ = queue.jobs_by_creation(jobs.QUEUED, False, 0, None)
-    ended, _ = queue.jobs_by_creation((jobs.COMPLETED, jobs.FAILED, jobs.CANCELLED), True, 0, LOOKED_AT)
-    mine = [entry for _, entry in ended if _client_of(entry["prompt"]) == client_id][:MOST_ENDED]
-    found = [_ended(entry) for entry in reversed(mine)]
-    queued = [(state, entry) for state, entry in waiting if _client_of(entry) == client_id]
-    running = [_running(server, entry) for state, entry in queued if state == jobs.IN_PROGRESS]
-    pending = [jobs.queued_job(entry, state) for state, entry in queued if state == jobs.PENDING]
+    found = [_ended(record) for record in server.jobs.ended_of(client_id, MOST_ENDED)]
+    running, waiting = (
+        [entry for entry in entries if _client_of(entry) == client_id] for entries in queue.get_current_queue()
+    )
+    pending = [jobs.queued_job(entry, jobs.PENDING) for entry in waiting[:MOST_PENDING]]
     return {
         "instance_id": server.jobs.instance_id,
-        "jobs": [*found, *running, *pending[:MOST_PENDING]],
-        "pending": len(pending),
+        "jobs": [*found, *(_running(server, entry) for entry in running), *pending],
+        "pending": len(waiting),
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from comfy_execution import jobs
@@ -68,7 +68,12 @@ class Job:
         number: the queue number; lower ones run first.
         place: decides among equal numbers.
         created: ms since the epoch, when it was submitted.
+        counter: the server's count, if the number came from it.
+        digest, answer: of the submitted body, and what was answered; only if the client chose the id.
         reason, detail, by: why it is not completed, and who cancelled it; of the last attempt, if there was one.
+        duration: ms that the last attempt ran, by the events of its history.
+        ended: ms since the epoch; None while it has not.
+        card: JSON of an ended job as listings show it.
     """
 
     id: str
@@ -83,6 +88,12 @@ class Job:
     reason: str | None = None
     detail: str | None = None
     by: dict[str, str] | None = None
+    counter: int | None = None
+    digest: bytes | None = None
+    answer: bytes | None = None
+    duration: int = 0
+    ended: int | None = None
+    card: bytes | None = None
 
     @property
     def is_over(self) -> bool:
@@ -93,3 +104,7 @@ class Job:
     def running(self) -> Attempt | None:
         """The attempt that runs."""
         return self.attempts[-1] if self.attempts and self.attempts[-1].result is None else None
+
+    def copy(self) -> Job:
+        """A copy that later changes of this job do not reach."""
+        return replace(self, attempts=[replace(attempt) for attempt in self.attempts])

@@ -1,146 +1,369 @@
-"""The ledger: what became of every job. It is told by the queue, and answers whoever asks.
+"""The ledger: what became of every job. It is told by the queue, writes it down, and answers whoever asks.
 
 A job is pending, then in progress, then completed, failed or cancelled, and never goes back, with two exceptions that
-each make a new attempt: what ran is put back, and what has ended is queued once more under its id (a retry).
+each make a new attempt: what ran is put back, and what has ended is queued once more (a retry).
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import math
 import threading
 import time
 import uuid
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from comfy_execution import jobs
-from comfy_execution.outcomes import INTERRUPTED, Actor, Outcome
-from comfy_execution.prompt_queue import QueueEntry
+from comfy_execution.outcomes import INTERRUPTED, Actor, Outcome, outcome_of
+from comfy_execution.prompt_queue import PromptQueue, QueueEntry
+from jobs import cards
+from jobs.fallback import FallbackStore
+from jobs.history import StoredHistory, entry_of
 from jobs.job import PUT_BACK, Attempt, Job
+from jobs.retention import Retention
+from jobs.sqlite_store import MEMORY, SqliteStore
+from jobs.store import JobStore, Query, Row, StoreUnavailable
+from jobs.writer import Writer
 
-_MAXIMUM_ENDED = 10_000
+log = logging.getLogger(__name__)
+
+HISTORY_SIZE = 10_000  # entries that listings of the history have at most
+_RECENT = 512  # ended jobs that are looked up without the store
+_LARGEST_INTEGER = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """How an entry came in; `QueueEntry.submission`.
+
+    Args:
+        counter: the server's count, if the number came from it.
+        digest, answer: of the body, and JSON of what is answered; if the client chose the id.
+    """
+
+    counter: int | None = None
+    digest: bytes | None = None
+    answer: bytes | None = None
 
 
 class Ledger:
     """The jobs of one server; an observer of its queue (`comfy_execution.queue_observer`).
 
     `instance_id` is new with each start of the process, so that clients notice a restart.
+
+    Args:
+        store: where jobs are kept; in memory by default.
+        problem: why it is not the store that was asked for.
+        history_size: entries of the history that listings show.
+        retention: what is deleted, and when.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        store: JobStore | None = None,
+        problem: str | None = None,
+        history_size: int = HISTORY_SIZE,
+        retention: Retention | None = None,
+    ) -> None:
         self.instance_id = str(uuid.uuid4())
         self.started_at = time.time()
-        self._lock = threading.Lock()
-        self._jobs: dict[str, Job] = {}
-        self._entries: dict[str, QueueEntry] = {}
+        self._stores = FallbackStore(store or SqliteStore(MEMORY), problem)
+        self._writer = Writer(self._stores.apply)
+        self._lock = threading.RLock()
+        self._live: dict[str, Job] = {}  # what waits or runs
+        self._recent: OrderedDict[str, Job] = OrderedDict()  # what has ended lately
+        self._retention = retention or Retention()
+        self.history = StoredHistory(lambda: self.store, self._writer, history_size, self._adopt)
+
+    @property
+    def store(self) -> JobStore:
+        """The store in use: the disk, or memory if that does not work."""
+        return self._stores.current
+
+    def attach(self, queue: PromptQueue) -> None:
+        """Observe a queue, and keep its history."""
+        queue.observer = self
+        queue.use_history(self.history)
 
     # --- told by the queue, which holds its lock -----------------------------------------------------------
 
     def queued(self, entry: QueueEntry, place: float) -> None:
-        """A new job, or another attempt of one that has ended."""
+        """A new job, or another attempt of one that has ended: then the same entry is queued again."""
         with self._lock:
-            job = self._job(entry)
-            job.state, job.number, job.place = jobs.PENDING, entry.number, place
-            job.reason = job.detail = job.by = None
-            self._entries[job.id] = entry
+            job = self._live.get(entry.prompt_id) or self._recent.get(entry.prompt_id)
+            if job is None or job.created != _created(entry):
+                self._insert(entry, place)
+                return
+            self._recent.pop(job.id, None)
+            self._live[job.id] = job
+            job.state, job.number, job.place = jobs.PENDING, _number(entry), place
+            job.reason = job.detail = job.by = job.ended = job.card = None
+            self._writer.add("move", job.id, job.number, place, entry.json)
+            self._note(job)
+
+    def restored(self, job: Job, lost: bool = False) -> None:
+        """A job that was found in the store, and that the queue is about to have again.
+
+        lost: it ran when the process ended; it waits now.
+        """
+        with self._lock:
+            self._live[job.id] = job
+            if lost:
+                job.state = jobs.PENDING
+                self._note(job)
 
     def started(self, entry: QueueEntry, worker: str) -> None:
         """A new attempt runs."""
         with self._lock:
-            job = self._job(entry)
+            job = self._known(entry)
             job.state = jobs.IN_PROGRESS
             job.attempts.append(Attempt(len(job.attempts) + 1, worker, _now()))
+            self._note(job)
 
     def dropped(self, entries: Sequence[QueueEntry], by: Actor | None) -> None:
         """Pending jobs are cancelled."""
         with self._lock:
             for entry in entries:
-                job = self._job(entry)
+                job = self._known(entry)
                 job.state, job.reason, job.by = jobs.CANCELLED, INTERRUPTED, by.shown() if by else None
+                job.ended = _now()
+                job.card = cards.cancelled_card(job, entry)
+                self._note_end(job)
 
     def put_back(self, entry: QueueEntry, place: float, reason: str, detail: str | None) -> None:
         """The attempt that runs is given up; the job is pending again."""
         with self._lock:
-            job = self._job(entry)
-            job.state, job.number, job.place = jobs.PENDING, entry.number, place
-            self._end_attempt(job, PUT_BACK, reason, detail, None)
+            job = self._known(entry)
+            job.state, job.number, job.place = jobs.PENDING, _number(entry), place
+            _end_attempt(job, PUT_BACK, reason, detail, None)
+            self._note(job)
 
     def ended(self, entry: QueueEntry, record: Mapping[str, Any], outcome: Outcome) -> None:
         """The attempt that runs is the last one."""
-        by = outcome.by.shown() if outcome.by else None
         with self._lock:
-            job = self._job(entry)
-            job.state, job.reason, job.detail, job.by = outcome.state, outcome.reason, outcome.detail, by
-            self._end_attempt(job, outcome.state, outcome.reason, outcome.detail, by)
-            while len(self._jobs) > _MAXIMUM_ENDED:
-                oldest = next((ident for ident, job in self._jobs.items() if job.is_over), None)
-                if oldest is None:
-                    break
-                del self._jobs[oldest], self._entries[oldest]
+            job = self._known(entry)
+            job.state, job.reason, job.detail = outcome.state, outcome.reason, outcome.detail
+            job.by = outcome.by.shown() if outcome.by else None
+            _end_attempt(job, job.state, job.reason, job.detail, job.by)
+            job.ended = _now()
+            job.duration = cards.duration_of(record)
+            job.card = cards.ended_card(job, record)
+            self._note_end(job)
 
     def moved(self, entries: Sequence[tuple[QueueEntry, float]]) -> None:
         """Pending jobs have another number or place."""
         with self._lock:
             for entry, place in entries:
-                job = self._job(entry)
-                job.number, job.place = entry.number, place
-                self._entries[job.id] = entry
+                job = self._known(entry)
+                job.number, job.place = _number(entry), place
+                self._writer.add("move", job.id, job.number, place, entry.json)
 
     def settle(self, timeout: float | None = None) -> bool:
-        """Wait until all that was told is stored. Any thread but the event loop's."""
-        return True
+        """Wait until all that was told is stored; False if that takes longer. Any thread but the event loop's."""
+        return self._writer.settle(timeout)
 
-    def _job(self, entry: QueueEntry) -> Job:
-        job = self._jobs.get(entry.prompt_id)
-        if job is None:
-            job = Job(entry.prompt_id, jobs.PENDING, entry.number, 0, _created(entry), **_labels(entry))
-            self._jobs[job.id] = job
-            self._entries[job.id] = entry
+    def _insert(self, entry: QueueEntry, place: float) -> Job:
+        submission = entry.submission or Submission()
+        job = Job(
+            entry.prompt_id,
+            jobs.PENDING,
+            _number(entry),
+            place,
+            _created(entry),
+            **_labels(entry),
+            counter=submission.counter,
+            digest=submission.digest,
+            answer=submission.answer,
+        )
+        self._recent.pop(job.id, None)
+        self.history.discard([job.id])  # an id that is used again
+        self._live[job.id] = job
+        self._writer.add("insert", job.copy(), entry.json)
         return job
 
-    def _end_attempt(
-        self, job: Job, result: str, reason: str | None, detail: str | None, by: dict[str, str] | None
-    ) -> None:
-        attempt = job.running
-        if attempt is not None:
-            attempt.ended, attempt.result, attempt.reason, attempt.detail, attempt.by = (
-                _now(),
-                result,
-                reason,
-                detail,
-                by,
-            )
+    def _known(self, entry: QueueEntry) -> Job:
+        """The job of an entry that is queued. An id may be queued twice: then the other one may have ended."""
+        job = self._live.get(entry.prompt_id)
+        if job is None:
+            job = self._recent.pop(entry.prompt_id, None)
+            if job is None:
+                return self._insert(entry, 0)
+            self._live[job.id] = job
+            job.card = job.ended = None
+        return job
+
+    def _note(self, job: Job) -> None:
+        self._writer.add("update", job.copy())
+
+    def _note_end(self, job: Job) -> None:
+        self._note(job)
+        self._live.pop(job.id, None)
+        job.card = None  # the store has it
+        self._recent[job.id] = job
+        while len(self._recent) > _RECENT:
+            self._recent.popitem(last=False)
+        if self._retention.is_due():
+            threading.Thread(target=self.prune, name="job-retention", daemon=True).start()
+
+    def _adopt(self, prompt_id: str, record: Mapping[str, Any]) -> None:
+        """Somebody has put an entry into the history by hand."""
+        prompt = record.get("prompt")
+        if not isinstance(prompt, list | tuple) or len(prompt) < 5:
+            prompt = [0, prompt_id, {}, {}, []]
+        entry = QueueEntry([*prompt[:1], prompt_id, *prompt[2:5]])
+        outcome = outcome_of(record)
+        job = Job(prompt_id, outcome.state, _number(entry), 0, _created(entry), **_labels(entry), ended=_now())
+        job.card = cards.ended_card(job, {**record, "prompt": entry.shown()})
+        self._writer.add("adopt", job, entry.json)
 
     # --- asked ---------------------------------------------------------------------------------------------
 
-    def find(self, prompt_id: str) -> Job | None:
-        """The job of an id, None if there is none."""
-        with self._lock:
-            return self._jobs.get(prompt_id)
-
-    def entry(self, prompt_id: str) -> QueueEntry | None:
-        """What was submitted (without its secrets, after a restart); to be queued again for a retry."""
-        with self._lock:
-            return self._entries.get(prompt_id)
-
     async def stored(self) -> None:
         """As `settle`, for the event loop."""
+        await self._writer.stored()
+
+    def find(self, prompt_id: str) -> Job | None:
+        """The job of an id, as it is now; None if there is none. May read the disk."""
+        job = self.remembered(prompt_id)
+        if job is not None:
+            return job
+        self._writer.settle()
+        job = self.store.job(prompt_id)
+        if job is None or not job.is_over:
+            return None
+        with self._lock:  # where a retry looks for it
+            self._recent.setdefault(prompt_id, job.copy())
+        return job
+
+    def remembered(self, prompt_id: str) -> Job | None:
+        """As `find`, for jobs that wait, run or have ended lately; never reads the disk."""
+        with self._lock:
+            job = self._live.get(prompt_id) or self._recent.get(prompt_id)
+            return None if job is None else job.copy()
+
+    async def look_up(self, prompt_id: str) -> Job | None:
+        """As `find`, for the event loop."""
+        job = self.remembered(prompt_id)
+        return job or await asyncio.to_thread(self.find, prompt_id)
+
+    def entry(self, prompt_id: str) -> QueueEntry | None:
+        """What was submitted, without its secrets; to be queued again for a retry. Reads the disk."""
+        if self.find(prompt_id) is None:
+            return None
+        self._writer.settle()
+        payload = self.store.payloads([prompt_id]).get(prompt_id)
+        return None if payload is None else QueueEntry.restored(payload.entry)
+
+    def page(self, query: Query) -> list[Row]:
+        """Jobs as listings show them. Reads the disk."""
+        self._writer.settle()
+        return self.store.page(query)
+
+    def total(self, query: Query) -> int:
+        """How many jobs there are for a query. Reads the disk."""
+        self._writer.settle()
+        return self.store.total(query)
+
+    def shown(self, prompt_id: str, full: bool = False) -> dict[str, Any] | None:
+        """One job as GET /api/jobs/{id} shows it, None if the id is unknown. Reads the disk."""
+        job = self.find(prompt_id)
+        payload = None
+        if job is not None:
+            self._writer.settle()
+            payload = self.store.payloads([prompt_id]).get(prompt_id)
+        if job is None or payload is None:
+            return None
+        if job.is_over and payload.result is not None:
+            return cards.detailed(job, entry_of(payload))
+        return cards.queued(job, QueueEntry.restored(payload.entry), full or job.is_over)
+
+    def ended_of(self, client_id: str, count: int) -> list[Mapping[str, Any]]:
+        """The newest history entries of a client's jobs, oldest of them first. Reads the disk."""
+        ended = (jobs.COMPLETED, jobs.FAILED, jobs.CANCELLED)
+        rows = self.page(Query(ended, client_id=client_id, limit=count))
+        return [record for row in reversed(rows) if (record := self.history.get(row.id)) is not None]
+
+    def next_number(self) -> int:
+        """Where the server's count goes on: above all numbers that came from it."""
+        last = self.store.last_counter()
+        return 0 if last is None else last + 1
+
+    def health(self) -> dict[str, Any]:
+        """How the store is: `{"state": "ok" | "degraded", "store", "persistent", "problem"?, "jobs"}`."""
+        problem = self._stores.problem
+        shown: dict[str, Any] = {
+            "state": "ok" if problem is None else "degraded",
+            "store": self.store.name,
+            "persistent": self.store.persistent,
+            "jobs": self.store.counts(),
+        }
+        return shown if problem is None else {**shown, "problem": problem}
+
+    # --- looking after -------------------------------------------------------------------------------------
+
+    def forget(self, prompt_ids: Sequence[str]) -> None:
+        """Delete jobs that have ended, and their history."""
+        with self._lock:
+            for ident in prompt_ids:
+                self._recent.pop(ident, None)
+        self.history.discard(prompt_ids)
+        self._writer.add("forget", list(prompt_ids))
+
+    def prune(self) -> int:
+        """Delete what is older, or more, than is to be kept. Returns how many jobs that were."""
+        try:
+            return self._retention.apply(self.store, self.history)
+        except StoreUnavailable as error:
+            log.warning("old jobs could not be deleted: %s", error)
+            return 0
+
+    def close(self) -> None:
+        """Store what is left, and let go of the store."""
+        self._writer.close()
+        self._stores.close()
+
+
+def _end_attempt(job: Job, result: str, reason: str | None, detail: str | None, by: dict[str, str] | None) -> None:
+    attempt = job.running
+    if attempt is not None:
+        attempt.ended = _now()
+        attempt.result, attempt.reason, attempt.detail, attempt.by = result, reason, detail, by
 
 
 def _now() -> int:
     return int(time.time() * 1000)
 
 
+def _number(entry: QueueEntry) -> float:
+    """The number of an entry, as a store can hold it."""
+    number = entry.number
+    return float(number) if isinstance(number, int) and abs(number) > _LARGEST_INTEGER else number
+
+
 def _created(entry: QueueEntry) -> int:
     created = jobs.created_at(entry)
-    return int(created) if isinstance(created, int | float) and 0 < created < 2**62 else 0
+    usable = isinstance(created, int | float) and math.isfinite(created) and abs(created) < _LARGEST_INTEGER
+    return int(created) if usable else 0
 
 
-def _labels(entry: QueueEntry) -> dict[str, str | None]:
-    """client_id, workflow_id and batch_id of an entry, where they are texts."""
+def _labels(entry: QueueEntry) -> dict[str, Any]:
+    """client_id, workflow_id and batch_id of an entry, where they are texts (a workflow's id may be a number)."""
     extra_data = entry.extra_data if isinstance(entry.extra_data, dict) else {}
-    found = {
-        "client_id": extra_data.get("client_id"),
-        "workflow_id": jobs.workflow_id_of(extra_data),
-        "batch_id": extra_data.get("batch_id"),
+    workflow_id = jobs.workflow_id_of(extra_data)
+    is_number = isinstance(workflow_id, int) and abs(workflow_id) <= _LARGEST_INTEGER
+    return {
+        "client_id": _text(extra_data.get("client_id")),
+        "workflow_id": workflow_id if is_number else _text(workflow_id),
+        "batch_id": _text(extra_data.get("batch_id")),
     }
-    return {name: value if isinstance(value, str) else None for name, value in found.items()}
+
+
+def _text(value: Any) -> str | None:
+    """A text that can be encoded, or None."""
+    if not isinstance(value, str):
+        return None
+    return value.encode("utf-8", "replace").decode()

@@ -24,6 +24,7 @@ MODULES = (
     "queue",
     "history",
     "jobs",
+    "health",
     "nodes",
     "system",
     "view",

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 from comfy_execution import jobs
-from gateway.openapi import INTEGER, REFUSED, Parameter, bounded, one_of
-from protocol import to_json
-from routes.answers import Refused, int_query, json_answer, json_body, read_object
+from gateway.openapi import BOOLEAN, INTEGER, REFUSED, Parameter, bounded, one_of
+from jobs import deletion, pages
+from jobs.store import Query
+from routes.answers import Refused, flag_query, int_query, json_answer, json_body, read_object
 from routes.prompt import is_canonical_uuid
 from routes.queue import interrupt_running
 
@@ -39,6 +40,28 @@ def statuses(request: web.Request) -> list[str] | None:
     return wanted
 
 
+def query_of(request: web.Request) -> Query:
+    """Which jobs a request for the list wants. Refused (400) for what cannot be meant."""
+    limit, offset = int_query(request, "limit"), int_query(request, "offset") or 0
+    if limit is not None and limit <= 0:
+        raise Refused("limit must be above 0")
+    numbers = [limit, offset, int_query(request, "created_after"), int_query(request, "created_before")]
+    if any(number is not None and abs(number) >= 2**62 for number in numbers):
+        raise Refused("limit, offset, created_after and created_before must be numbers below 2**62")
+    return Query(
+        statuses(request) or jobs.JobStatus.ALL,
+        client_id=request.query.get("client_id") or None,
+        workflow_id=request.query.get("workflow_id") or None,
+        batch_id=request.query.get("batch_id") or None,
+        created_from=numbers[2],
+        created_before=numbers[3],
+        by_duration=choice(request, "sort_by", jobs.SORT_KEYS) == "execution_duration",
+        descending=choice(request, "sort_order", ("desc", "asc")) == "desc",
+        limit=limit,
+        offset=max(0, offset),
+    )
+
+
 def cancel(server: PromptServer, asked_by: str | None, prompt_id: str) -> bool:
     """Interrupt a running prompt, drop a pending one; False for any other id."""
     dropped = server.prompt_queue.delete_queue_items([prompt_id])
@@ -48,63 +71,71 @@ def cancel(server: PromptServer, asked_by: str | None, prompt_id: str) -> bool:
 def add_to(table: Table, server: PromptServer) -> None:
     """Register this resource's routes."""
 
-    def answer(offset: int, limit: int | None, arguments: dict[str, Any]) -> bytes:
-        queue = server.prompt_queue
-        if arguments["workflow_id"] is None and arguments["sort_by"] == "created_at":
-            states = arguments["statuses"] or jobs.JobStatus.ALL
-            page, total = queue.jobs_by_creation(states, arguments["descending"], offset, limit)
-            found = jobs.shown(page)
-        else:
-            waiting = queue.get_current_queue()
-            found, total = jobs.list_jobs(*waiting, queue.get_history(), limit=limit, offset=offset, **arguments)
-        pagination = {
-            "offset": offset,
-            "limit": limit,
-            "total": total,
-            "has_more": offset + len(found) < total and bool(found),
-        }
-        return to_json({"jobs": found, "pagination": pagination})
-
     @table.get(
         "/jobs",
-        "Queued, running and finished prompts in one list.",
+        "Queued, running and ended prompts in one list.",
         params=(
             Parameter("status", description=f"Comma list of {', '.join(jobs.JobStatus.ALL)}; all by default"),
             Parameter("workflow_id", description="Only jobs of this workflow"),
+            Parameter("client_id", description="Only jobs of this client"),
+            Parameter("batch_id", description="Only jobs whose extra_data has this batch_id"),
+            Parameter("created_after", INTEGER, "Only jobs submitted at this time or later, in ms since the epoch"),
+            Parameter("created_before", INTEGER, "Only jobs submitted before this time"),
             Parameter("sort_by", one_of(*jobs.SORT_KEYS)),
             Parameter("sort_order", one_of("desc", "asc")),
-            Parameter("limit", bounded(1), "At most that many; all by default"),
+            Parameter("limit", bounded(1), "At most that many; all by default, 100 with a cursor"),
             Parameter("offset", INTEGER, "Skip that many; negative: none"),
+            Parameter("cursor", description="Go on behind pagination.next_cursor of the last page; empty: start"),
+            Parameter("full", BOOLEAN, "With instance_id, and attempts also of jobs that wait or run"),
         ),
         answers={200: "JobList", **REFUSED},
         plain=False,
     )
     async def list_jobs(request: web.Request) -> web.Response:
-        limit, offset = int_query(request, "limit"), int_query(request, "offset") or 0
-        if limit is not None and limit <= 0:
-            raise Refused("limit must be above 0")
-        arguments = {
-            "statuses": statuses(request),
-            "workflow_id": request.query.get("workflow_id") or None,
-            "sort_by": choice(request, "sort_by", jobs.SORT_KEYS),
-            "descending": choice(request, "sort_order", ("desc", "asc")) == "desc",
-        }
-        return json_body(await asyncio.to_thread(answer, max(0, offset), limit, arguments))
+        query, full, cursor = query_of(request), flag_query(request, "full"), request.query.get("cursor")
+        try:
+            if cursor is None:
+                return json_body(await asyncio.to_thread(pages.by_offset, server.jobs, query, full))
+            return json_body(await asyncio.to_thread(pages.by_cursor, server.jobs, query, cursor, full))
+        except pages.BadCursor as error:
+            raise Refused(str(error)) from error
 
     @table.get(
         "/jobs/{id}",
-        "One job in full.",
+        "One job in full; while it runs, with the outputs so far.",
+        params=(Parameter("full", BOOLEAN, "With instance_id, attempts and outputs also while it waits or runs"),),
         answers={200: "Job", 404: "Refused"},
         plain=False,
     )
     async def get_job(request: web.Request) -> web.Response:
-        ident, queue = request.match_info["id"], server.prompt_queue
-        job = jobs.find_job(ident, *queue.get_current_queue(), queue.get_history(ident))
+        ident, full = request.match_info["id"], flag_query(request, "full")
+        job = await asyncio.to_thread(server.jobs.shown, ident, full)
         if job is None:
             raise Refused("Job not found", 404)
         if job["status"] == jobs.IN_PROGRESS:
-            job["outputs"] = jobs.normalize_outputs(server.outputs_of_run(ident))  # so far
+            outputs = jobs.normalize_outputs(server.outputs_of_run(ident))
+            if outputs or full:
+                job["outputs"] = outputs  # so far
+        if full:
+            job["instance_id"] = server.jobs.instance_id
         return json_answer(job)
+
+    @table.delete(
+        "/jobs/{id}",
+        "Forget a job that has ended.",
+        params=(Parameter("outputs", BOOLEAN, "Delete the files that it made, too"),),
+        answers={200: "JobDeleted", 404: "Refused", 409: "Refused"},
+        plain=False,
+    )
+    async def delete_job(request: web.Request) -> web.Response:
+        ident, outputs = request.match_info["id"], flag_query(request, "outputs")
+        try:
+            deleted = await asyncio.to_thread(deletion.delete_job, server.jobs, ident, outputs)
+        except deletion.JobIsQueued as error:
+            raise Refused(str(error), 409) from error
+        if deleted is None:
+            raise Refused("Job not found", 404)
+        return json_answer(deleted)
 
     @table.post(
         "/jobs/{id}/cancel",

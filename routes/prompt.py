@@ -11,11 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
+from comfy_execution.prompt_queue import QueueEntry
 from gateway.openapi import Parameter
-from protocol import InvalidJson, from_json
+from jobs import submissions
+from jobs.ledger import Submission
+from protocol import InvalidJson, from_json, to_json
 from routes.answers import json_answer, json_type
 
 if TYPE_CHECKING:
+    from jobs.job import Job
     from routes import Table
     from server import PromptServer
 
@@ -177,6 +181,14 @@ def refuse_when_full(server: PromptServer, size: int = 0) -> None:
     raise PromptRefused("queue_full", "The queue is full", what, status=429, headers={"Retry-After": RETRY_AFTER})
 
 
+def known(job: Job | None, digest: bytes) -> dict[str, Any] | None:
+    """What was answered to this body before, if its id is that of a job. PromptRefused (409) for another body."""
+    try:
+        return submissions.answer_of_known(job, digest)
+    except submissions.PromptIdConflict as conflict:
+        raise PromptRefused("prompt_id_conflict", str(conflict), status=409) from conflict
+
+
 def add_to(table: Table, server: PromptServer) -> None:
     """Register this resource's routes."""
 
@@ -207,6 +219,13 @@ def add_to(table: Table, server: PromptServer) -> None:
     async def submit(body: Any, usage_source: str | None) -> web.Response:
         import execution
 
+        digest = None
+        if isinstance(body, dict) and is_canonical_uuid(body.get("prompt_id")):
+            digest = submissions.digest_of(body, execution.SENSITIVE_EXTRA_DATA_KEYS)
+            if (before := known(await server.jobs.look_up(body["prompt_id"]), digest)) is not None:
+                await server.jobs.stored()
+                return json_answer(before)
+        counted = server.number
         body = server.trigger_on_prompt(body)
         if not isinstance(body, (dict, list)):
             raise PromptRefused("invalid_request", f"the body must be a JSON object, not {json_type(body)}")
@@ -229,13 +248,18 @@ def add_to(table: Table, server: PromptServer) -> None:
         valid, error, outputs, node_errors = await validate(prompt_id, graph, targets)
         if not valid:
             return json_answer({"error": error, "node_errors": node_errors}, 400)
-        if server.prompt_queue.knows(prompt_id):
-            raise PromptRefused(
-                "prompt_id_in_use", "a prompt with this prompt_id is queued or running", prompt_id, status=409
-            )
+        answer = {"prompt_id": prompt_id, "number": number, "node_errors": node_errors}
+        # Another request with this id may have been faster; from here on nothing comes between.
+        if digest is not None and (before := known(server.jobs.remembered(prompt_id), digest)) is not None:
+            await server.jobs.stored()
+            return json_answer(before)
         refuse_when_full(server)  # once more: others may have come while this one was checked
         try:
-            server.prompt_queue.put((number, prompt_id, graph, extra, outputs, secrets))
+            entry = QueueEntry((number, prompt_id, graph, extra, outputs, secrets))
         except ValueError as error:
             raise PromptRefused("invalid_prompt", str(error)) from error
-        return json_answer({"prompt_id": prompt_id, "number": number, "node_errors": node_errors})
+        counter = counted if "number" not in body else None
+        entry.submission = Submission(counter, digest, None if digest is None else to_json(answer))
+        server.prompt_queue.put(entry)
+        await server.jobs.stored()
+        return json_answer(answer)

@@ -74,37 +74,3 @@ def test_normalized_outputs():
         "1": {"result": [{"filename": "m.glb", "type": "output", "subfolder": "", "mediaType": "3d"}, "x"],
               "animated": [True], "n": 5}
     }  # fmt: skip
-
-
-def ids(**kwargs):
-    def end(time):
-        return [["execution_success", {"timestamp": time}]]
-
-    history = {
-        "old": entry("old", messages=end(900), create_time=1),
-        "new": entry("new", messages=end(200), create_time=2, extra_pnginfo={"workflow": {"id": "w"}}),
-    }
-    waiting = [(1, "wait", {}, {"create_time": 4}, [], {})]
-    running = [(1, "run", {}, {"create_time": 3}, [], {})]
-    found, total = jobs.list_jobs(running, waiting, history, **kwargs)
-    return [job["id"] for job in found], total
-
-
-def test_listing():
-    assert ids() == (["wait", "run", "new", "old"], 4)
-    assert ids(descending=False) == (["old", "new", "run", "wait"], 4)
-    assert ids(statuses=["completed"]) == (["new", "old"], 2)
-    assert ids(statuses=["pending", "in_progress"]) == (["wait", "run"], 2)
-    assert ids(workflow_id="w") == (["new"], 1)
-    assert ids(statuses=["completed"], sort_by="execution_duration") == (["old", "new"], 2)
-    assert ids(limit=1, offset=1) == (["run"], 4)
-    assert ids(limit=5, offset=9) == ([], 4)
-
-
-def test_finding():
-    waiting, running = [(1, "w", {}, {}, [], {})], [(1, "r", {}, {}, [], {})]
-    history = {"h": entry("h")}
-    assert jobs.find_job("w", running, waiting, history)["status"] == "pending"
-    assert jobs.find_job("r", running, waiting, history)["status"] == "in_progress"
-    assert "outputs" in jobs.find_job("h", running, waiting, history)
-    assert jobs.find_job("x", running, waiting, history) is None

@@ -7,7 +7,6 @@ import pytest
 from engine_kit import wait_for
 
 from comfy.interrupt import interrupt_current_processing, processing_interrupted
-from comfy_execution import prompt_queue
 from comfy_execution.prompt_queue import ExecutionStatus, PromptQueue
 
 
@@ -211,8 +210,8 @@ def test_history_window(queue, max_items, offset, expected):
     assert "".join(json.loads(queue.history_json(max_items=max_items, offset=offset))) == expected
 
 
-def test_history_is_bounded_and_the_oldest_go(queue, monkeypatch):
-    monkeypatch.setattr(prompt_queue, "MAXIMUM_HISTORY_SIZE", 3)
+def test_history_is_bounded_and_the_oldest_go(queue):
+    queue.history.limit = 3
     for number in range(5):
         queue.put(item(number, str(number)))
     run_all(queue)

@@ -107,7 +107,7 @@ def test_every_flag_is_read_somewhere_or_says_why_not():
         "latent_preview.py",
         "node_helpers.py",
     ]
-    rooms += ["comfy", "comfy_execution", "gateway", "routes", "userdata", "assets", "workers", "nodes"]
+    rooms += ["comfy", "comfy_execution", "gateway", "routes", "userdata", "assets", "workers", "nodes", "jobs"]
     for room in rooms:
         path = Path(ROOT, room)
         for file in [path] if path.is_file() else path.rglob("*.py"):

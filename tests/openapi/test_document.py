@@ -14,6 +14,7 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 import routes
 from comfy_execution.prompt_queue import PromptQueue
 from gateway.openapi import REFUSED, Parameter, document
+from jobs.ledger import Ledger
 from server import PromptServer
 
 METHODS = {"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD"}
@@ -25,7 +26,8 @@ async def server():
     """A listening server without nodes or worker."""
     before = getattr(PromptServer, "instance", None)
     server = PromptServer(asyncio.get_running_loop())
-    PromptQueue(server)
+    server.jobs = Ledger()
+    server.jobs.attach(PromptQueue(server))
     ports: list[int] = []
     await server.start_multi_address([("127.0.0.1", 0)], lambda scheme, address, port: ports.append(port))
     server.url = f"http://127.0.0.1:{ports[0]}"

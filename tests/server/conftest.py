@@ -140,7 +140,8 @@ async def start(base, monkeypatch):
     async def start_server(ready: bool = True) -> Running:
         server = PromptServer(asyncio.get_running_loop())
         queue = PromptQueue(server)
-        server.jobs = queue.observer = Ledger()
+        server.jobs = Ledger()
+        server.jobs.attach(queue)
         ports: list[int] = []
         await server.start_multi_address([("127.0.0.1", 0)], lambda scheme, address, port: ports.append(port))
         session = aiohttp.ClientSession()

@@ -101,15 +101,20 @@ async def test_odd_workflow_info_breaks_no_listing(running, pnginfo):
     assert (await running.get("/api/jobs/" + answer["jobs"][0]["id"]))[0] == 200
 
 
-async def test_queued_or_running_id_is_a_conflict(running):
+async def test_the_same_body_twice_is_one_prompt(running):
+    ident = str(uuid.uuid4())
+    first = await running.post("/prompt", data=good(prompt_id=ident))
+    again = await running.post("/prompt", data=good(prompt_id=ident))
+    assert again[:2] == first[:2] and first[0] == 200
+    assert len(running.server.prompt_queue.queue) == 1
+
+
+async def test_another_body_with_the_id_of_a_queued_prompt_is_a_conflict(running):
     ident = str(uuid.uuid4())
     assert (await running.post("/prompt", data=good(prompt_id=ident, number=1)))[0] == 200
-    status, answer, _ = await running.post("/prompt", data=good(prompt_id=ident, number=1))
-    assert status == 409 and answer["error"]["type"] == "prompt_id_in_use"
-    _, task = running.server.prompt_queue.get()
-    assert (await running.post("/prompt", data=good(prompt_id=ident)))[0] == 409
-    running.server.prompt_queue.finish(task, {"outputs": {}, "meta": {}}, ("success", True, []))
-    assert (await running.post("/prompt", data=good(prompt_id=ident)))[0] == 200
+    status, answer, _ = await running.post("/prompt", data=good(prompt_id=ident, number=2))
+    assert status == 409 and answer["error"]["type"] == "prompt_id_conflict" and ident in answer["error"]["message"]
+    assert [entry.number for entry in running.server.prompt_queue.queue] == [1]
 
 
 async def test_secrets_are_in_no_answer(running):

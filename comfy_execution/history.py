@@ -1,0 +1,59 @@
+"""What has ended: history entries by prompt id, oldest first, bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import orjson
+
+from comfy_execution import jsonbytes
+
+MAXIMUM_HISTORY_SIZE = 10_000
+
+
+class HistoryEntry(dict):
+    """`{"prompt", "outputs", "status", "meta"}`; its JSON is made once, when first asked for.
+
+    prompt_json: the JSON of "prompt", if there is one already.
+    """
+
+    _json: bytes | None = None
+    prompt_json: bytes | None = None
+
+    @property
+    def json(self) -> bytes:
+        """UTF-8 JSON of the entry."""
+        if self._json is None:
+            parts = dict(self)
+            if self.prompt_json is not None:
+                parts["prompt"] = orjson.Fragment(self.prompt_json)
+            self._json = jsonbytes.encode(parts)
+        return self._json
+
+
+def json_of(record: Mapping[str, Any]) -> bytes:
+    """JSON of a history entry, which may be any mapping that a pack has put there."""
+    return record.json if isinstance(record, HistoryEntry) else jsonbytes.encode(dict(record))
+
+
+class History(dict):
+    """The history of a queue without a store: a dict that drops its oldest entries beyond `limit`."""
+
+    limit = MAXIMUM_HISTORY_SIZE
+
+    def remember(self, prompt_id: str, record: HistoryEntry) -> None:
+        """Add the newest entry."""
+        self.pop(prompt_id, None)
+        while len(self) >= self.limit:
+            del self[next(iter(self))]
+        self[prompt_id] = record
+
+    def ids(self, start: int, stop: int) -> list[str]:
+        """The ids from place `start` to before `stop`, oldest first."""
+        return list(islice(self, start, stop))
+
+    def jsons(self, prompt_ids: Sequence[str]) -> list[tuple[str, bytes]]:
+        """The JSON of entries; unknown ids are left out."""
+        return [(ident, json_of(self[ident])) for ident in prompt_ids if ident in self]

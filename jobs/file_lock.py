@@ -1,0 +1,41 @@
+"""A file that one process holds for as long as it lives, however it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+
+class FileLock:
+    """Tries at once to hold the file at `path`; `taken` tells whether it does. Raises OSError if it cannot be made."""
+
+    def __init__(self, path: str) -> None:
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        self.taken = self._take()
+        if not self.taken:
+            self.release()
+
+    def _take(self) -> bool:
+        try:
+            import fcntl
+        except ImportError:  # Windows
+            import msvcrt
+
+            try:
+                msvcrt.locking(self._descriptor, msvcrt.LK_NBLCK, 1)
+            except OSError:
+                return False
+            return True
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def release(self) -> None:
+        """Let others have it. The file stays: removing it would race with one who just opens it."""
+        self.taken = False
+        if self._descriptor >= 0:
+            with contextlib.suppress(OSError):
+                os.close(self._descriptor)
+        self._descriptor = -1

@@ -1,0 +1,31 @@
+"""What GET /health tells: degraded means that prompts run, but something an operator should know is amiss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+OK, DEGRADED = "ok", "degraded"
+
+
+def health(server: Any) -> dict[str, Any]:
+    """`{"status", "instance_id", "started_at" (s since the epoch), "nodes_ready", "store", "queue", "worker"?}`.
+
+    `worker` is what `server.worker_state()` says, if the server has one.
+    """
+    ledger, queue = server.jobs, server.prompt_queue
+    store = ledger.health()
+    parts: dict[str, Any] = {"store": store}
+    worker_state = getattr(server, "worker_state", None)
+    if worker_state is not None:
+        parts["worker"] = worker_state()
+    with queue.mutex:
+        running, remaining = len(queue.currently_running), queue.get_tasks_remaining()
+    amiss = any(isinstance(part, dict) and part.get("state") == DEGRADED for part in parts.values())
+    return {
+        "status": DEGRADED if amiss else OK,
+        "instance_id": ledger.instance_id,
+        "started_at": ledger.started_at,
+        "nodes_ready": server.nodes_ready.is_set(),
+        "queue": {"pending": remaining - running, "running": running, "paused": queue.paused},
+        **parts,
+    }

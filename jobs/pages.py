@@ -1,0 +1,78 @@
+"""Pages of the list of jobs: by offset, as the reference does, or by a cursor, which does not slow down further on."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from dataclasses import replace
+from typing import Any
+
+import orjson
+
+from comfy_execution import jsonbytes
+from jobs import cards
+from jobs.ledger import Ledger
+from jobs.store import Query, Row
+
+
+class BadCursor(ValueError):
+    """A cursor that no page has given out."""
+
+
+def by_offset(ledger: Ledger, query: Query, full: bool = False) -> bytes:
+    """JSON of GET /api/jobs. full: with all that the ledger knows. Reads the disk."""
+    total = ledger.total(query)
+    rows = ledger.page(query)
+    pagination = {
+        "offset": query.offset,
+        "limit": query.limit,
+        "total": total,
+        "has_more": query.offset + len(rows) < total and bool(rows),
+    }
+    return _answer(ledger, rows, pagination, full)
+
+
+def by_cursor(ledger: Ledger, query: Query, cursor: str, full: bool = False) -> bytes:
+    """As `by_offset`, for the jobs behind a cursor; an empty one stands for the start.
+
+    `pagination` has `next_cursor`, null on the last page, and no total: counting would cost more than the page.
+
+    Raises:
+        BadCursor: it is none, or of another order.
+    """
+    limit = query.limit or 100
+    after = read_cursor(cursor, query) if cursor else None
+    rows = ledger.page(replace(query, after=after, limit=limit + 1, offset=0))
+    more = len(rows) > limit
+    rows = rows[:limit]
+    following = write_cursor(rows[-1], query) if more else None
+    return _answer(ledger, rows, {"limit": limit, "has_more": more, "next_cursor": following}, full)
+
+
+def write_cursor(row: Row, query: Query) -> str:
+    """The cursor for what comes after a row."""
+    return base64.urlsafe_b64encode(orjson.dumps([_order(query), row.key, row.seq])).decode().rstrip("=")
+
+
+def read_cursor(cursor: str, query: Query) -> tuple[float, int]:
+    """What `Query.after` wants. Raises BadCursor."""
+    try:
+        order, key, seq = orjson.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+    except (ValueError, TypeError, binascii.Error) as error:
+        raise BadCursor(f"{cursor[:100]!r} is no cursor of this server") from error
+    if order != _order(query):
+        raise BadCursor("the cursor belongs to a list in another order: keep sort_by and sort_order from page to page")
+    if isinstance(seq, bool) or not isinstance(key, int | float) or not isinstance(seq, int):
+        raise BadCursor(f"{cursor[:100]!r} is no cursor of this server")
+    return key, seq
+
+
+def _order(query: Query) -> str:
+    return f"{'duration' if query.by_duration else 'created'}{'-' if query.descending else '+'}"
+
+
+def _answer(ledger: Ledger, rows: list[Row], pagination: dict[str, Any], full: bool) -> bytes:
+    answer: dict[str, Any] = {"jobs": [cards.listed(row, full) for row in rows], "pagination": pagination}
+    if full:
+        answer["instance_id"] = ledger.instance_id
+    return jsonbytes.encode(answer)

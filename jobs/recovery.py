@@ -1,0 +1,82 @@
+"""After a start: what waited goes back into the queue, what ran gets another attempt, or is given up."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from comfy_execution import jobs
+from comfy_execution.outcomes import WORKER_DIED, Actor, Outcome
+from comfy_execution.prompt_queue import ExecutionStatus, PromptQueue, QueueEntry
+from jobs.job import DIED, PUT_BACK, Job
+from jobs.ledger import Ledger
+
+log = logging.getLogger(__name__)
+
+RESUME, PAUSE, CLEAR = "resume", "pause", "clear"
+CHOICES = (RESUME, PAUSE, CLEAR)
+DEATHS_ALLOWED = 1  # a job that takes the process with it once more than that is not run again
+
+
+def recover(ledger: Ledger, queue: PromptQueue, on_restart: str = RESUME) -> int:
+    """Fill an empty queue from the ledger's store. Returns how many jobs wait now.
+
+    on_restart: `resume`; `pause`: nothing runs until somebody says so; `clear`: all that waits is cancelled.
+    """
+    started = time.perf_counter()
+    waiting, fatal = [], []
+    for job, encoded in ledger.store.waiting():
+        entry = QueueEntry.restored(encoded)
+        lost = job.state == jobs.IN_PROGRESS
+        if lost:
+            _end_lost_attempt(job)
+        ledger.restored(job, lost)
+        (fatal if deaths(job) > DEATHS_ALLOWED else waiting).append((job, entry))
+    for job, entry in fatal:
+        queue.park(entry, *_parked(job))
+    queue.restore((entry, job.place, _causes(job)) for job, entry in waiting)
+    if waiting and on_restart == CLEAR:
+        queue.wipe_queue(by=Actor(None, "--on-restart clear"))
+    elif waiting and on_restart == PAUSE:
+        queue.pause()
+    if waiting or fatal:
+        what = {RESUME: "wait again", PAUSE: "wait, and the queue is paused", CLEAR: "were cancelled"}[on_restart]
+        log.info("%d jobs of the last run %s (%.2f s)", len(waiting), what, time.perf_counter() - started)
+    return 0 if on_restart == CLEAR else len(waiting)
+
+
+def deaths(job: Job) -> int:
+    """How often the process ended while the job ran."""
+    return sum(attempt.result == DIED for attempt in job.attempts)
+
+
+def _causes(job: Job) -> tuple[str, ...]:
+    """Why each attempt so far was given up, as the policy of retries counts them."""
+    return tuple(attempt.reason or WORKER_DIED for attempt in job.attempts if attempt.result in (PUT_BACK, DIED))
+
+
+def _end_lost_attempt(job: Job) -> None:
+    attempt = job.running
+    if attempt is not None:
+        attempt.result, attempt.reason, attempt.detail = DIED, WORKER_DIED, "the server ended while this attempt ran"
+
+
+def _parked(job: Job) -> tuple[dict[str, Any], ExecutionStatus, Outcome]:
+    """The end of a job that is not run again: history result, status and outcome."""
+    detail = f"the server died while this job ran, {deaths(job)} times"
+    log.error("prompt %s is not run again: %s", job.id, detail)
+    data = {
+        "prompt_id": job.id,
+        "node_id": None,
+        "node_type": None,
+        "executed": [],
+        "exception_message": detail + "\n",
+        "exception_type": "WorkerDied",
+        "traceback": [],
+        "current_inputs": {},
+        "current_outputs": [],
+        "timestamp": int(time.time() * 1000),
+    }
+    status = ExecutionStatus("error", False, [["execution_error", data]])
+    return {"outputs": {}, "meta": {}}, status, Outcome(jobs.FAILED, WORKER_DIED, detail)

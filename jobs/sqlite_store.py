@@ -1,0 +1,374 @@
+"""The SQLite store: one file in WAL mode, or memory; one process per file."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sqlite3
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import orjson
+
+from comfy_execution import jsonbytes
+from jobs import listing, schema
+from jobs.file_lock import FileLock
+from jobs.job import Attempt, Job
+from jobs.store import Change, Payload, Query, Row, StoreUnavailable
+
+MEMORY = ":memory:"
+_LOCKED_SECONDS = 2.0  # how long to wait for another program that has locked the file
+_IDLE_READERS = 4  # connections that are kept for the next reader
+_AT_ONCE = 500  # ids per statement
+
+_COLUMNS = (
+    "id, state, number, place, created, client_id, workflow_id, batch_id, counter, digest, answer, "
+    "attempts, reason, detail, actor, duration, ended, card"
+)
+_INSERT = f"INSERT INTO jobs ({_COLUMNS}) VALUES ({', '.join('?' * 18)})"
+_UPDATE = (
+    "UPDATE jobs SET state = ?, number = ?, place = ?, attempts = ?, reason = ?, detail = ?, actor = ?, duration = ?, "
+    "ended = ?, card = ? WHERE id = ?"
+)
+_ENDED = "state IN ('completed', 'failed', 'cancelled')"
+
+T = TypeVar("T")
+
+
+def _guarded(method: Callable[..., T]) -> Callable[..., T]:
+    """Turn SQLite's errors into ours, naming the store."""
+
+    @functools.wraps(method)
+    def call(self: SqliteStore, *arguments: Any) -> T:
+        try:
+            return method(self, *arguments)
+        except (sqlite3.Error, OSError) as error:
+            raise StoreUnavailable(f"the job store {self.name} does not work: {error}") from error
+
+    return call
+
+
+class SqliteStore:
+    """A `jobs.store.JobStore` in a file, which is made if it is not there, or in memory (path ":memory:").
+
+    Raises:
+        StoreUnavailable: it cannot be opened and written, another process has it, or it is of a newer version.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.persistent = path != MEMORY
+        self.name = path if self.persistent else "memory"
+        self._path = path
+        self._lock = threading.RLock()  # of the writing connection; in memory, of the only one
+        self._lock_readers = threading.Lock()
+        self._readers: list[sqlite3.Connection] = []
+        self._file_lock: FileLock | None = None
+        try:
+            self._open()
+        except BaseException:
+            self.close()
+            raise
+
+    @_guarded
+    def _open(self) -> None:
+        if self.persistent:
+            os.makedirs(os.path.dirname(os.path.abspath(self._path)), exist_ok=True)
+            self._file_lock = FileLock(self._path + ".lock")
+            if not self._file_lock.taken:
+                raise StoreUnavailable(f"the job store {self.name} belongs to another server that runs")
+        self._writer = self._connect()
+        schema.migrate(self._writer, self._path)
+        with self._transaction() as connection:  # finds out now whether it can be written
+            connection.execute("INSERT OR REPLACE INTO meta VALUES ('opened', datetime('now'))")
+        self._counts = Counter(dict(self._writer.execute("SELECT state, count(*) FROM jobs GROUP BY state")))
+        self._kept = self._writer.execute("SELECT ifnull(max(kept), 0) FROM jobs WHERE kept IS NOT NULL").fetchone()[0]
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            self._path, timeout=_LOCKED_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=64
+        )
+        try:
+            if self.persistent:
+                connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = NORMAL")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            self._writer.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._writer
+                self._writer.execute("COMMIT")
+            except BaseException:
+                with contextlib.suppress(sqlite3.Error):
+                    self._writer.execute("ROLLBACK")
+                raise
+
+    @contextlib.contextmanager
+    def _reader(self) -> Iterator[sqlite3.Connection]:
+        if not self.persistent:
+            with self._lock:
+                yield self._writer
+            return
+        with self._lock_readers:
+            connection = self._readers.pop() if self._readers else None
+        connection = connection or self._connect()
+        try:
+            yield connection
+        finally:
+            with self._lock_readers:
+                keep = len(self._readers) < _IDLE_READERS
+                if keep:
+                    self._readers.append(connection)
+            if not keep:
+                connection.close()
+
+    # --- writing -------------------------------------------------------------------------------------------
+
+    @_guarded
+    def apply(self, changes: Sequence[Change]) -> None:
+        """See JobStore."""
+        with self._lock:
+            counts, kept = self._counts.copy(), self._kept
+            try:
+                with self._transaction() as connection:
+                    for name, arguments in changes:
+                        getattr(self, "_" + name)(connection, *arguments)
+            except BaseException:
+                self._counts, self._kept = counts, kept
+                raise
+
+    def _insert(self, connection: sqlite3.Connection, job: Job, entry: bytes) -> None:
+        self._forget(connection, [job.id])
+        row = (
+            job.id,
+            job.state,
+            job.number,
+            job.place,
+            job.created,
+            job.client_id,
+            job.workflow_id,
+            job.batch_id,
+            job.counter,
+            job.digest,
+            job.answer,
+            *_later(job)[3:],
+        )
+        seq = connection.execute(_INSERT, row).lastrowid
+        connection.execute("INSERT INTO payloads VALUES (?, ?, NULL)", (seq, entry))
+        self._counts[job.state] += 1
+
+    def _adopt(self, connection: sqlite3.Connection, job: Job, entry: bytes) -> None:
+        if connection.execute("SELECT 1 FROM jobs WHERE id = ?", (job.id,)).fetchone() is None:
+            self._insert(connection, job, entry)
+
+    def _update(self, connection: sqlite3.Connection, job: Job) -> None:
+        found = connection.execute("SELECT state FROM jobs WHERE id = ?", (job.id,)).fetchone()
+        if found is not None:
+            connection.execute(_UPDATE, (*_later(job), job.id))
+            self._counts[found[0]] -= 1
+            self._counts[job.state] += 1
+
+    def _move(self, connection: sqlite3.Connection, prompt_id: str, number: float, place: float, entry: bytes) -> None:
+        connection.execute("UPDATE jobs SET number = ?, place = ? WHERE id = ?", (number, place, prompt_id))
+        connection.execute(
+            "UPDATE payloads SET entry = ? WHERE seq = (SELECT seq FROM jobs WHERE id = ?)", (entry, prompt_id)
+        )
+
+    def _keep(self, connection: sqlite3.Connection, prompt_id: str, result: bytes) -> None:
+        self._kept += 1
+        connection.execute("UPDATE jobs SET kept = ? WHERE id = ?", (self._kept, prompt_id))
+        connection.execute(
+            "UPDATE payloads SET result = ? WHERE seq = (SELECT seq FROM jobs WHERE id = ?)", (result, prompt_id)
+        )
+
+    def _forget(self, connection: sqlite3.Connection, prompt_ids: Sequence[str]) -> None:
+        for start in range(0, len(prompt_ids), _AT_ONCE):
+            part = prompt_ids[start : start + _AT_ONCE]
+            marks = _marks(part)
+            found = connection.execute(f"SELECT seq, state FROM jobs WHERE id IN ({marks})", part).fetchall()
+            if found:
+                self._delete(connection, found)
+
+    def _forget_ended(self, connection: sqlite3.Connection) -> None:
+        self._delete(connection, connection.execute(f"SELECT seq, state FROM jobs WHERE {_ENDED}").fetchall())
+
+    def _delete(self, connection: sqlite3.Connection, found: Sequence[tuple[int, str]]) -> None:
+        seqs = [(seq,) for seq, _ in found]
+        connection.executemany("DELETE FROM payloads WHERE seq = ?", seqs)
+        connection.executemany("DELETE FROM jobs WHERE seq = ?", seqs)
+        self._counts.subtract(Counter(state for _, state in found))
+
+    @_guarded
+    def prune(self, before: int | None, keep: int | None, at_most: int) -> list[str]:
+        """See JobStore."""
+        with self._transaction() as connection:
+            beyond = 0
+            if keep is not None:
+                states = ("completed", "failed", "cancelled")
+                beyond = max(0, sum(self._counts[state] for state in states) - keep)
+            found = connection.execute(
+                f"SELECT seq, state, id FROM (SELECT seq, state, id, ended, row_number() OVER (ORDER BY ended) AS n "
+                f"FROM (SELECT * FROM jobs WHERE ended IS NOT NULL AND {_ENDED} ORDER BY ended LIMIT ?)) "
+                "WHERE ended < ? OR n <= ?",
+                (at_most, -1 if before is None else before, beyond),
+            ).fetchall()
+            self._delete(connection, [row[:2] for row in found])
+        return [row[2] for row in found]
+
+    def copy_from(self, other: SqliteStore, ended: int) -> None:
+        """Take over the jobs of another store: all that wait, and the newest that have ended."""
+        newest = Query(("completed", "failed", "cancelled"), limit=ended)
+        ids = [row.id for row in reversed(other.page(newest))]
+        history = other.history_ids(ended)
+        waiting = list(other.waiting())
+        found = other.payloads([*ids, *history])
+        changes = []
+        for ident in ids:
+            job = other.job(ident)
+            if job is not None and ident in found:
+                changes.append(Change("insert", (job, found[ident].entry)))
+        changes += [Change("insert", (job, entry)) for job, entry in waiting]
+        changes += [
+            Change("keep", (ident, found[ident].result))
+            for ident in history
+            if ident in found and found[ident].result is not None
+        ]
+        self.apply(changes)
+
+    # --- reading -------------------------------------------------------------------------------------------
+
+    @_guarded
+    def job(self, prompt_id: str) -> Job | None:
+        """See JobStore."""
+        with self._reader() as connection:
+            row = connection.execute(f"SELECT {_COLUMNS} FROM jobs WHERE id = ?", (prompt_id,)).fetchone()
+        return None if row is None else _job(row)
+
+    @_guarded
+    def payloads(self, prompt_ids: Sequence[str]) -> dict[str, Payload]:
+        """See JobStore."""
+        found = {}
+        with self._reader() as connection:
+            for start in range(0, len(prompt_ids), _AT_ONCE):
+                part = prompt_ids[start : start + _AT_ONCE]
+                rows = connection.execute(
+                    f"SELECT id, entry, result FROM jobs JOIN payloads USING (seq) WHERE id IN ({_marks(part)})", part
+                )
+                found.update((row[0], Payload(*row)) for row in rows)
+        return found
+
+    @_guarded
+    def waiting(self) -> Iterator[tuple[Job, bytes]]:
+        """See JobStore."""
+        columns = ", ".join("jobs." + name for name in _COLUMNS.split(", "))
+        with self._reader() as connection:
+            rows = connection.execute(
+                f"SELECT {columns}, entry FROM jobs JOIN payloads USING (seq) "
+                "WHERE state IN ('pending', 'in_progress') ORDER BY number, place"
+            ).fetchall()
+        return ((_job(row[:-1]), row[-1]) for row in rows)
+
+    @_guarded
+    def history_ids(self, limit: int) -> list[str]:
+        """See JobStore."""
+        with self._reader() as connection:
+            rows = connection.execute(
+                "SELECT id FROM jobs WHERE kept IS NOT NULL ORDER BY kept DESC LIMIT ?", (limit,)
+            ).fetchall()
+        return [row[0] for row in reversed(rows)]
+
+    @_guarded
+    def page(self, query: Query) -> list[Row]:
+        """See JobStore."""
+        statement, values = listing.page(query)
+        with self._reader() as connection:
+            return [Row(*row) for row in connection.execute(statement, values)]
+
+    @_guarded
+    def total(self, query: Query) -> int:
+        """See JobStore."""
+        if listing.is_plain(query):
+            counts = self.counts()
+            return sum(counts.get(state, 0) for state in set(query.states))
+        statement, values = listing.total(query)
+        with self._reader() as connection:
+            return connection.execute(statement, values).fetchone()[0]
+
+    def counts(self) -> dict[str, int]:
+        """See JobStore."""
+        with self._lock:
+            return {state: count for state, count in self._counts.items() if count}
+
+    @_guarded
+    def last_counter(self) -> int | None:
+        """See JobStore."""
+        with self._reader() as connection:
+            row = connection.execute(
+                "SELECT counter FROM jobs WHERE counter IS NOT NULL ORDER BY seq DESC LIMIT 1"
+            ).fetchone()
+        return None if row is None else row[0]
+
+    @_guarded
+    def close(self) -> None:
+        """See JobStore."""
+        with self._lock, self._lock_readers:
+            connections, self._readers = self._readers, []
+            if hasattr(self, "_writer"):
+                connections.append(self._writer)
+            for connection in connections:
+                connection.close()
+        if self._file_lock is not None:
+            self._file_lock.release()
+
+
+def _marks(values: Sequence[str]) -> str:
+    return ", ".join("?" * len(values))
+
+
+def _later(job: Job) -> tuple[Any, ...]:
+    """The columns of `_UPDATE`."""
+    return (
+        job.state,
+        job.number,
+        job.place,
+        jsonbytes.encode([attempt.shown() for attempt in job.attempts]).decode(),
+        job.reason,
+        job.detail,
+        None if job.by is None else jsonbytes.encode(job.by).decode(),
+        job.duration,
+        job.ended,
+        job.card,
+    )
+
+
+def _job(row: Sequence[Any]) -> Job:
+    (ident, state, number, place, created, client_id, workflow_id, batch_id, counter, digest, answer) = row[:11]
+    attempts, reason, detail, actor, duration, ended, card = row[11:]
+    return Job(
+        ident,
+        state,
+        number,
+        place,
+        created,
+        client_id,
+        workflow_id,
+        batch_id,
+        attempts=[Attempt.read(shown) for shown in orjson.loads(attempts)],
+        reason=reason,
+        detail=detail,
+        by=None if actor is None else orjson.loads(actor),
+        counter=counter,
+        digest=digest,
+        answer=answer,
+        duration=duration,
+        ended=ended,
+        card=card,
+    )

@@ -1,0 +1,121 @@
+"""Group commit: changes are collected without waiting, and whoever has to know waits for the commit that holds them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from jobs.store import Change
+
+log = logging.getLogger(__name__)
+
+
+class Writer:
+    """Writes changes in the order in which they were added, many in one transaction.
+
+    The event loop awaits `stored`, for which a thread writes; any other thread calls `settle` and, if it comes first,
+    writes for all who have added something by then.
+
+    Args:
+        apply: writes a batch; must not raise.
+    """
+
+    def __init__(self, apply: Callable[[Sequence[Change]], None]) -> None:
+        self._apply = apply
+        self._lock = threading.Lock()
+        self._wake = threading.Condition(self._lock)
+        self._writing = threading.Lock()
+        self._changes: list[Change] = []
+        self._added = 0
+        self._written = 0
+        self._waiting: list[tuple[int, asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def add(self, name: str, *arguments: object) -> None:
+        """Note a change. Any thread; returns at once."""
+        with self._wake:
+            self._changes.append(Change(name, arguments))
+            self._added += 1
+            if self._thread is None and not self._closed:
+                self._thread = threading.Thread(target=self._run, name="job-store", daemon=True)
+                self._thread.start()
+            self._wake.notify()
+
+    def settle(self, timeout: float | None = None) -> bool:
+        """Write all that was added before this call. Returns False if that took more than `timeout` seconds."""
+        with self._lock:
+            target = self._added
+            if self._written >= target:
+                return True
+        if not self._writing.acquire(timeout=-1 if timeout is None else timeout):
+            return False
+        try:
+            if self._written < target:
+                self._write()
+        finally:
+            self._writing.release()
+        return True
+
+    async def stored(self) -> None:
+        """As `settle`, on an event loop."""
+        with self._lock:
+            if self._written >= self._added:
+                return
+            loop = asyncio.get_running_loop()
+            future = loop.create_future()
+            self._waiting.append((self._added, loop, future))
+        await future
+
+    def close(self) -> None:
+        """Write what is left and end the thread. Later changes are written by those who wait for them."""
+        with self._wake:
+            self._closed = True
+            self._wake.notify()
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+        self.settle()
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                while not self._changes and not self._closed:
+                    self._wake.wait()
+                if self._closed and not self._changes:
+                    return
+            with self._writing:
+                self._write()
+
+    def _write(self) -> None:
+        """Write what there is. The caller holds `_writing`."""
+        with self._lock:
+            changes, self._changes = self._changes, []
+        if changes:
+            started = time.perf_counter()
+            try:
+                self._apply(changes)
+            except Exception:  # nobody may wait for ever
+                log.exception("%d changes of jobs could not be stored", len(changes))
+            seconds = time.perf_counter() - started
+            if seconds > 1:
+                log.warning("storing %d changes of jobs took %.1f s: the disk is slow", len(changes), seconds)
+        with self._lock:
+            self._written += len(changes)
+            ready = [waiter for waiter in self._waiting if waiter[0] <= self._written]
+            self._waiting = [waiter for waiter in self._waiting if waiter[0] > self._written]
+        by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
+        for _, loop, future in ready:
+            by_loop.setdefault(loop, []).append(future)
+        for loop, futures in by_loop.items():
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(_resolve, futures)
+
+
+def _resolve(futures: list[asyncio.Future[None]]) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_result(None)

@@ -1,0 +1,208 @@
+"""What is there again after a restart."""
+
+import json
+import sqlite3
+
+import pytest
+
+from comfy_execution.outcomes import SHUTDOWN
+from comfy_execution.prompt_queue import QueueEntry
+from jobs.ledger import Submission
+
+
+def test_pending_prompts_are_back_as_they_were(live):
+    first = live()
+    first.put("b", 7, client_id="c", extra_pnginfo={"workflow": {"id": "w"}})
+    first.put("a", 7)
+    first.put("front", -3.5)
+    entries = list(first.queue.queue)
+    first.stop()
+    again = live()
+    assert again.waiting() == ["front", "b", "a"]
+    assert [tuple(entry[:5]) for entry in again.queue.queue] == [tuple(entry[:5]) for entry in entries]
+    assert again.queue.queue_json() == first.queue.queue_json()
+    assert again.state("b") == "pending" and again.ledger.find("b").client_id == "c"
+    assert type(again.queue.queue[0].number) is float and type(again.queue.queue[1].number) is int
+
+
+def test_new_prompts_go_behind_those_of_before(live):
+    first = live()
+    first.put("a", 1)
+    first.put("b", 1)
+    first.crash()
+    again = live()
+    again.put("c", 1)
+    again.crash()
+    assert live().waiting() == ["a", "b", "c"]
+
+
+def test_the_servers_count_goes_on(live):
+    first = live()
+    assert first.next_number == 0
+    entry = QueueEntry((-41, "a", {}, {}, ["1"]))
+    entry.submission = Submission(counter=41)
+    first.queue.put(entry)
+    first.put("b", 1e9)
+    first.stop()
+    assert live().next_number == 42
+
+
+def test_what_ran_is_put_back_at_its_place_as_a_new_attempt(live):
+    first = live()
+    for prompt_id in "abc":
+        first.put(prompt_id)
+    assert first.take()[0] == "a"
+    first.crash()
+    again = live()
+    assert again.waiting() == ["a", "b", "c"]
+    assert again.state("a") == "pending"
+    prompt_id, task_id = again.take()
+    again.end(task_id)
+    attempts = again.ledger.find("a").attempts
+    assert prompt_id == "a" and [(a.number, a.result) for a in attempts] == [(1, "died"), (2, "completed")]
+    assert attempts[0].reason == "worker_died"
+
+
+def test_a_job_that_takes_the_process_with_it_twice_is_parked(live):
+    life = live()
+    life.put("bad")
+    life.put("good")
+    for _ in range(2):
+        assert life.take()[0] == "bad"
+        life.crash()
+        life = live()
+    assert life.waiting() == ["good"]
+    job = life.ledger.find("bad")
+    assert (job.state, job.reason) == ("failed", "worker_died")
+    assert job.detail == "the server died while this job ran, 2 times"
+    record = life.queue.history["bad"]
+    assert record["status"]["status_str"] == "error" and "2 times" in str(record["status"]["messages"])
+    life.crash()
+    assert live().waiting() == ["good"]
+
+
+def test_dying_again_before_it_ran_again_counts_once(live):
+    life = live()
+    life.put("a")
+    life.take()
+    for _ in range(3):
+        life.crash()
+        life = live()
+    assert life.waiting() == ["a"] and [a.result for a in life.ledger.find("a").attempts] == ["died"]
+
+
+def test_an_attempt_that_a_clean_stop_ended_is_no_death(live):
+    life = live()
+    life.put("a")
+    for _ in range(4):
+        _, task_id = life.take()
+        assert life.queue.put_back(task_id, SHUTDOWN)
+        life.stop()
+        life = live()
+    assert life.waiting() == ["a"]
+    assert {(a.result, a.reason) for a in life.ledger.find("a").attempts} == {("put_back", "shutdown")}
+
+
+def test_nothing_that_has_ended_runs_again(live):
+    life = live()
+    for prompt_id, state in (("ok", "completed"), ("bad", "failed"), ("stopped", "cancelled")):
+        life.run(prompt_id, state)
+    life.put("dropped")
+    life.queue.delete_queue_items(["dropped"])
+    life.crash()
+    again = live()
+    assert again.waiting() == []
+    states = [again.state(i) for i in ("ok", "bad", "stopped", "dropped")]
+    assert states == ["completed", "failed", "cancelled", "cancelled"]
+
+
+def test_clear_cancels_what_waited(live):
+    life = live()
+    life.put("a")
+    life.put("b")
+    life.take()
+    life.crash()
+    again = live("clear")
+    assert again.waiting() == []
+    assert [again.state(i) for i in "ab"] == ["cancelled", "cancelled"]
+    assert again.ledger.find("b").by == {"route": "--on-restart clear"}
+    again.crash()
+    assert live().waiting() == []
+
+
+def test_pause_lets_it_wait(live):
+    life = live()
+    life.put("a")
+    life.stop()
+    again = live("pause")
+    assert again.waiting() == ["a"] and again.queue.paused
+    assert again.queue.get(0) is None
+    again.queue.resume()
+    assert again.take()[0] == "a"
+
+
+def test_moves_survive(live):
+    life = live()
+    for number, prompt_id in enumerate("abcd"):
+        life.put(prompt_id, number)
+    life.queue.move(["d"], "front")
+    life.queue.move(["a"], "after", "b")
+    order = life.waiting()
+    shown = life.queue.queue_json()
+    life.crash()
+    again = live()
+    assert order == again.waiting() == ["d", "b", "a", "c"]
+    assert again.queue.queue_json() == shown
+
+
+def test_secrets_never_touch_the_disk(live, path):
+    life = live()
+    life.put("a", secrets={"api_key_comfy_org": "s3cret-key"})
+    life.end(life.take()[1])
+    life.put("b", secrets={"auth_token_comfy_org": "s3cret-token"})
+    life.stop()
+    stored = b"".join(file.read_bytes() for file in path.parent.iterdir())
+    assert b"s3cret" not in stored and b'"a"' in stored
+    assert live().queue.queue[0].secrets == {}
+
+
+def test_history_is_back(live):
+    life = live()
+    life.put("a", client_id="c")
+    life.end(life.take()[1], outputs={"1": {"text": ["é"]}})
+    life.run("b", "failed")
+    shown = life.queue.history_json()
+    life.crash()
+    again = live()
+    assert again.queue.history_json() == shown
+    assert list(again.queue.history) == ["a", "b"]
+    assert again.queue.history["a"]["outputs"] == {"1": {"text": ["é"]}}
+    assert json.loads(shown)["a"]["prompt"][3]["client_id"] == "c"
+
+
+def test_deleted_history_stays_deleted(live):
+    life = live()
+    for prompt_id in "abc":
+        life.run(prompt_id)
+    life.queue.delete_history_item("b")
+    life.crash()
+    again = live()
+    assert list(again.queue.history) == ["a", "c"] and again.state("b") is None
+    again.queue.wipe_history()
+    again.crash()
+    last = live()
+    assert list(last.queue.history) == [] and last.state("a") is None
+
+
+@pytest.mark.parametrize("stop", ["stop", "crash"])
+def test_only_whole_groups_are_stored(live, path, stop):
+    life = live()
+    for number in range(50):
+        life.put(str(number), number)
+    getattr(life, stop)()
+    with sqlite3.connect(path) as connection:
+        jobs, payloads = (
+            connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in ("jobs", "payloads")
+        )
+        assert jobs == payloads == 50
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
