@@ -271,7 +271,9 @@ class ObjectStore:
         if not self._keeps:
             self.clear()
             return
-        self._objects = {key: kept for key, kept in self._objects.items() if kept[0] in nodes}
+        gone = [key for key, (root, _) in self._objects.items() if root not in nodes]
+        for key in gone:
+            del self._objects[key]
 
     def get(self, prompt: DynamicPrompt, node_id: str, class_type: str, make: Callable[[], Any]) -> Any:
         """The object of a node, made on first use."""

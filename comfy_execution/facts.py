@@ -167,6 +167,10 @@ class FactsBook:
         """Whether a class of this name is registered."""
         return isinstance(class_type, str) and class_type in self._classes
 
+    def any_intermediate_output(self) -> bool:
+        """Whether any class asked for so far shows results of nodes that nobody asked for."""
+        return any(facts.has_intermediate_output for facts in self._facts.values())
+
     def __getitem__(self, class_type: str) -> NodeFacts:
         facts = self._facts.get(class_type)
         if facts is None:

@@ -16,13 +16,9 @@ class ConstantList(list):
 
 def is_link(obj: object) -> bool:
     """Whether `obj` is a link `[source node id, slot]`."""
-    return (
-        isinstance(obj, list)
-        and len(obj) == 2
-        and isinstance(obj[0], str)
-        and type(obj[1]) in (int, float)
-        and not isinstance(obj, ConstantList)
-    )
+    if type(obj) is not list and (not isinstance(obj, list) or isinstance(obj, ConstantList)):
+        return False
+    return len(obj) == 2 and isinstance(obj[0], str) and type(obj[1]) in (int, float)
 
 
 def links_of(node: dict[str, Any]) -> list[tuple[str, list]]:
@@ -30,4 +26,4 @@ def links_of(node: dict[str, Any]) -> list[tuple[str, list]]:
     inputs = node.get("inputs")
     if not isinstance(inputs, dict):
         return []
-    return [(name, value) for name, value in inputs.items() if isinstance(value, list) and is_link(value)]
+    return [item for item in inputs.items() if isinstance(item[1], list) and is_link(item[1])]

@@ -45,6 +45,9 @@ class NodeProgressState(TypedDict):
     max: float
 
 
+_STARTED = NodeProgressState(state=NodeState.Running, value=0.0, max=1.0)
+
+
 class ProgressHandler(ABC):
     """Someone who is told how the nodes get on. An exception in a handler is logged and changes nothing else."""
 
@@ -121,19 +124,22 @@ class ProgressRegistry:
     def start_progress(self, node_id: str) -> None:
         """The node runs now, at 0 of 1."""
         entry = self.ensure_entry(node_id)
-        entry["state"], entry["value"], entry["max"] = NodeState.Running, 0.0, 1.0
+        entry.update(_STARTED)  # in one step, as another thread may be reading
         self._tell("start_handler", node_id, entry, self.prompt_id)
 
     def update_progress(self, node_id: str, value: float, max_value: float, image: Any | None = None) -> None:
         """The node has got to `value` of `max_value`."""
         entry = self.ensure_entry(node_id)
-        entry["state"], entry["value"], entry["max"] = NodeState.Running, value, max_value
+        entry.update({"state": NodeState.Running, "value": value, "max": max_value})
         self._tell("update_handler", node_id, value, max_value, entry, self.prompt_id, image)
 
     def finish_progress(self, node_id: str) -> None:
         """The node is done: its value is its maximum."""
-        entry = self.ensure_entry(node_id)
-        entry["state"], entry["value"] = NodeState.Finished, entry["max"]
+        entry = self.nodes.get(node_id)
+        if entry is None:  # its result was there
+            entry = self.nodes[node_id] = {"state": NodeState.Finished, "value": 1.0, "max": 1.0}
+        else:
+            entry.update({"state": NodeState.Finished, "value": entry["max"]})
         self._tell("finish_handler", node_id, entry, self.prompt_id)
 
     def finish_run(self) -> None:
@@ -142,20 +148,15 @@ class ProgressRegistry:
 
     def reset_handlers(self) -> None:
         """Tell all handlers that another run takes over."""
-        for handler in list(self.handlers.values()):
-            self._tell_one(handler, "reset")
+        self._tell("reset")
 
     def _tell(self, what: str, *arguments: Any) -> None:
         for handler in tuple(self.handlers.values()):
             if handler.enabled:
-                self._tell_one(handler, what, *arguments)
-
-    @staticmethod
-    def _tell_one(handler: ProgressHandler, what: str, *arguments: Any) -> None:
-        try:
-            getattr(handler, what)(*arguments)
-        except Exception:
-            log.warning("progress handler %s failed", handler.name, exc_info=True)
+                try:
+                    getattr(handler, what)(*arguments)
+                except Exception:
+                    log.warning("progress handler %s failed", handler.name, exc_info=True)
 
 
 class WebUIProgressHandler(ProgressHandler):
@@ -167,7 +168,9 @@ class WebUIProgressHandler(ProgressHandler):
         self.registry: ProgressRegistry | None = None
         self._lock = threading.Lock()
         self._shown: dict[str, dict[str, Any]] = {}  # what progress_state says; entries are replaced, never changed
-        self._changed: set[str] = set()
+        # Nodes whose entry is to be written anew before the next event, as an ordered set. It is filled by the worker
+        # and emptied by whoever sends, each in single steps, so that the worker needs no lock to report.
+        self._changed: dict[str, None] = {}
         self._last_full = 0.0
         self._last_sent = 0.0
         self._last_update: dict[str, float] = {}
@@ -178,7 +181,7 @@ class WebUIProgressHandler(ProgressHandler):
 
     def start_handler(self, node_id: str, state: NodeProgressState, prompt_id: str) -> None:
         self._last_update.pop(node_id, None)
-        self._show(node_id, state, prompt_id)
+        self._changed[node_id] = None
         self._send_soon(prompt_id)
 
     def update_handler(
@@ -190,7 +193,7 @@ class WebUIProgressHandler(ProgressHandler):
         prompt_id: str,
         image: Any | None = None,
     ) -> None:
-        self._show(node_id, state, prompt_id)
+        self._changed[node_id] = None
         if image is None and value < max_value and self._is_too_soon(node_id):
             self._send_later(prompt_id)
             return
@@ -202,23 +205,26 @@ class WebUIProgressHandler(ProgressHandler):
 
     def finish_handler(self, node_id: str, state: NodeProgressState, prompt_id: str) -> None:
         self._last_update.pop(node_id, None)
-        self._show(node_id, state, prompt_id)
+        self._changed[node_id] = None
         self._send_soon(prompt_id)
 
     def reset(self) -> None:
         with self._lock:
-            self._shown, self._changed = {}, set()
+            self._shown, self._changed = {}, {}
             self._last_update = {}
 
     def run_ends(self, prompt_id: str) -> None:
         """If only changes went out of late, send the whole state once more."""
-        if len(self._shown) > _FULL_STATE_LIMIT:
+        if self._is_large():
             self._last_full = 0.0
             self._send_state(prompt_id)
 
-    def _show(self, node_id: str, state: NodeProgressState, prompt_id: str) -> None:
-        prompt = self.registry.dynprompt
-        shown = {
+    def _is_large(self) -> bool:
+        return len(self.registry.nodes) > _FULL_STATE_LIMIT
+
+    def _describe(self, node_id: str, prompt_id: str) -> dict[str, Any]:
+        state, prompt = self.registry.nodes[node_id], self.registry.dynprompt
+        return {
             "value": state["value"],
             "max": state["max"],
             "state": state["state"].value,
@@ -228,13 +234,20 @@ class WebUIProgressHandler(ProgressHandler):
             "parent_node_id": prompt.get_parent_node_id(node_id),
             "real_node_id": prompt.get_real_node_id(node_id),
         }
-        with self._lock:
-            self._shown[node_id] = shown
-            self._changed.add(node_id)
+
+    def _take_changes(self, prompt_id: str) -> list[str]:
+        """Bring `_shown` up to date. Returns the nodes that have changed, oldest change first."""
+        changed = []
+        while self._changed:
+            node_id, _ = self._changed.popitem()
+            self._shown[node_id] = self._describe(node_id, prompt_id)
+            changed.append(node_id)
+        changed.reverse()
+        return changed
 
     def _send_soon(self, prompt_id: str) -> None:
         """Send the state: at once for ordinary graphs; in large ones what comes in quick succession goes together."""
-        if len(self._shown) > _FULL_STATE_LIMIT and time.monotonic() - self._last_sent < _UPDATE_SECONDS:
+        if self._is_large() and time.monotonic() - self._last_sent < _UPDATE_SECONDS:
             self._send_later(prompt_id)
         else:
             self._send_state(prompt_id)
@@ -245,12 +258,12 @@ class WebUIProgressHandler(ProgressHandler):
             return
         with self._lock:
             now = self._last_sent = time.monotonic()
+            changed = self._take_changes(prompt_id)
             if len(self._shown) <= _FULL_STATE_LIMIT or now - self._last_full >= _FULL_STATE_SECONDS:
                 self._last_full = now
                 nodes = dict(self._shown)
             else:
-                nodes = {node_id: self._shown[node_id] for node_id in self._changed}
-            self._changed = set()
+                nodes = {node_id: self._shown[node_id] for node_id in changed}
             # Sent with the lock held: what a timer sends can then not overtake the end of the run.
             if nodes:
                 self.server_instance.send_sync("progress_state", {"prompt_id": prompt_id, "nodes": nodes}, sid)

@@ -45,12 +45,8 @@ class RunResults:
             self._consumers_left = {}
             self.count_consumers(prompt.original_prompt)
 
-    def has(self, node_id: str) -> bool:
-        """Whether a node's result is there; from now on it stays there until the run no longer needs it."""
-        return self.get(node_id) is not None
-
     def get(self, node_id: str) -> CacheEntry | None:
-        """A node's result, from this run or from the cache."""
+        """A node's result, from this run or from the cache; it stays there until the run no longer needs it."""
         entry = self._held.get(node_id)
         if entry is None:
             entry = self.stored(node_id)
@@ -66,6 +62,14 @@ class RunResults:
         if key is None or (self._forced and node_id not in self._made and self._is_forced(node_id)):
             return None
         return self._cache.get(self._root if node_id in self._submitted else self._scope_of(node_id), key)
+
+    def submitted(self) -> list[str]:
+        """The nodes of the submitted prompt whose result is in the cache, and counts."""
+        if self._signatures is None:
+            return []
+        key_of, get, root = self._signatures.get, self._cache.get, self._root
+        stored = [node_id for node_id in self._submitted if get(root, key_of(node_id)) is not None]
+        return [node_id for node_id in stored if node_id not in self._forced] if self._forced else stored
 
     def put(self, node_id: str, entry: CacheEntry) -> None:
         """A node has finished."""

@@ -73,16 +73,16 @@ class NodeFailed(Exception):
         self.data = data or {}
 
 
-class _Pairs:
-    """The (node id, class) pairs of a prompt, without making them all."""
+class _FactsByNode(dict[str, NodeFacts]):
+    """What the class of each node is like, looked up once per node."""
 
-    def __init__(self, prompt: dict[str, dict]) -> None:
+    def __init__(self, prompt: DynamicPrompt, book: FactsBook) -> None:
         self._prompt = prompt
+        self._book = book
 
-    def __contains__(self, pair: object) -> bool:
-        node_id, class_type = pair
-        node = self._prompt.get(node_id)
-        return node is not None and node.get("class_type") == class_type
+    def __missing__(self, node_id: str) -> NodeFacts:
+        facts = self[node_id] = self._book[self._prompt.get_node(node_id)["class_type"]]
+        return facts
 
 
 @dataclass
@@ -127,14 +127,15 @@ class Run:
         self.strict = strict
         self.progress: ProgressRegistry = registry_for(prompt_id, self.prompt)
         self.book = FactsBook()
+        self._facts = facts = _FactsByNode(self.prompt, self.book)
         self.signatures: Signatures | None = None
         self.results: RunResults
         self.schedule = Schedule(
             self.prompt,
-            is_output=lambda node_id: self._facts(node_id).is_output,
-            is_async=lambda node_id: self._facts(node_id).is_async,
+            is_output=lambda node_id: facts[node_id].is_output,
+            is_async=lambda node_id: facts[node_id].is_async,
             lazy_inputs=self._lazy_inputs,
-            has_result=lambda node_id: self.results.has(node_id),
+            has_result=lambda node_id: self.results.get(node_id) is not None,
         )
         self.executed: set[str] = set()
         self.ui_outputs: dict[str, dict[str, Any]] = {}
@@ -156,17 +157,19 @@ class Run:
         try:
             for output in self.outputs:
                 self._adding(output)
-            while len(self.schedule):
+            while True:
                 node_id = self.schedule.take()
                 if node_id is None:
+                    if not len(self.schedule):
+                        break
                     await self._wait_for_coroutines()
                     continue
-                outcome = await self._process(node_id)
-                if outcome is Outcome.DONE:
+                entry = self._finished_before(node_id)
+                if entry is not None:
+                    self._report_cached(node_id, entry)
                     self.schedule.complete(node_id)
-                    self.cache.relieve(self._drop_unneeded)
-                elif outcome is Outcome.WAITING:
-                    self.schedule.put_back(node_id)
+                else:
+                    await self._take_up(node_id)
                 if self.schedule.waiting_outside:
                     await asyncio.sleep(0)  # coroutines advance between plain nodes
         finally:
@@ -178,7 +181,7 @@ class Run:
 
     async def _prepare(self) -> None:
         original = self.prompt.original_prompt
-        nodes = _Pairs(original)
+        nodes = {(node_id, node["class_type"]) for node_id, node in original.items()}
         if self.cache.keeps_results:
             await ask_fingerprints(self.prompt, list(original), self.book)
             self.signatures = Signatures(self.prompt, self._own_id)
@@ -192,8 +195,7 @@ class Run:
         if self.signatures is not None and external_cache.providers():
             for node_id in original:
                 await self._look_outside(node_id)
-        stored = [node_id for node_id in original if self.results.stored(node_id) is not None]
-        self.announcer.record("execution_cached", {"nodes": stored, "prompt_id": self.prompt_id})
+        self.announcer.record("execution_cached", {"nodes": self.results.submitted(), "prompt_id": self.prompt_id})
 
     def _drop_unneeded(self) -> None:
         self.results.keep_only(self.schedule.pending())
@@ -219,6 +221,20 @@ class Run:
 
     # --- one node ------------------------------------------------------------------------------------------
 
+    def _finished_before(self, node_id: str) -> CacheEntry | None:
+        """The result of a node that was there before the node was taken up: it, or a twin of it, has run."""
+        if node_id in self._calls or node_id in self._expansions:
+            return None
+        return self.results.get(node_id)
+
+    async def _take_up(self, node_id: str) -> None:
+        outcome = await self._process(node_id)
+        if outcome is Outcome.DONE:
+            self.schedule.complete(node_id)
+            self.cache.relieve(self._drop_unneeded)
+        elif outcome is Outcome.WAITING:
+            self.schedule.put_back(node_id)
+
     async def _process(self, node_id: str) -> Outcome:
         try:
             calls = self._calls.pop(node_id, None)
@@ -226,11 +242,6 @@ class Run:
                 return await self._finish_calls(node_id, calls)
             if node_id in self._expansions:
                 return self._finish_expansion(node_id)
-            entry = self.results.get(node_id)
-            if entry is not None:
-                self._stop_if_unwanted()
-                self._report_cached(node_id, entry)
-                return Outcome.DONE
             return await self._start(node_id)
         except NodeFailed:
             raise
@@ -240,7 +251,7 @@ class Run:
     async def _start(self, node_id: str) -> Outcome:
         self.progress.start_progress(node_id)
         self.announcer.node_starts(node_id, self.prompt.get_display_node_id(node_id))
-        facts = self._facts(node_id)
+        facts = self._facts[node_id]
         arguments = None
         try:
             arguments = gather(
@@ -344,7 +355,7 @@ class Run:
             task.add_done_callback(on_done)
 
     async def _finish_calls(self, node_id: str, calls: _Calls) -> Outcome:
-        facts = self._facts(node_id)
+        facts = self._facts[node_id]
         try:
             values = calling.finished(calls.results)
             results = [calling.normalize(value, facts, node_id) for value in values]
@@ -400,7 +411,7 @@ class Run:
             self.cache.expand(self.results.inner_scope(node_id), keys, nodes)
         self._expansions[node_id] = expansion
         for inner in added:
-            if self._facts(inner).is_output:
+            if self._facts[inner].is_output:
                 self.schedule.add(inner)
         for source in sources:
             self.schedule.wait(node_id, source)
@@ -436,6 +447,8 @@ class Run:
         self.announcer.send("executed", data)
 
     def _report_cached(self, node_id: str, entry: CacheEntry) -> None:
+        if self.announcer.result_unwanted():
+            raise NodeFailed(node_id, InterruptProcessingException())
         if entry.ui is not None:
             self.ui_outputs[node_id] = entry.ui
         self._send_executed(node_id, entry.ui["output"] if entry.ui is not None else None)
@@ -443,8 +456,10 @@ class Run:
 
     def _resend_intermediate(self) -> None:
         """Nodes that show something on the way and did not run show again what they showed then (section 10)."""
+        if not self.book.any_intermediate_output():
+            return
         for node_id in self.prompt.original_prompt:
-            if node_id in self.ui_outputs or not self._facts(node_id).has_intermediate_output:
+            if node_id in self.ui_outputs or not self._facts[node_id].has_intermediate_output:
                 continue
             entry = self.results.stored(node_id)
             if entry is not None and entry.ui is not None:
@@ -500,12 +515,9 @@ class Run:
 
     # --- what a node is ----------------------------------------------------------------------------------------
 
-    def _facts(self, node_id: str) -> NodeFacts:
-        return self.book[self.prompt.get_node(node_id)["class_type"]]
-
     def _lazy_inputs(self, node_id: str) -> frozenset[str]:
         inputs = self.prompt.get_node(node_id).get("inputs", {})
-        return self._facts(node_id).inputs(inputs).lazy(inputs)
+        return self._facts[node_id].inputs(inputs).lazy(inputs)
 
     def _own_id(self, class_type: str) -> bool:
         facts = self.book[class_type]

@@ -5,15 +5,41 @@ Taking the next node is O(log n) and nothing recurses, so chains of any length a
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Iterable
-from itertools import count
+from heapq import heappop, heappush
 
 from comfy_execution.graph import DependencyCycleError, DynamicPrompt, NodeInputError, NodeNotFoundError
 from comfy_execution.links import is_link, links_of
 
 # Ranks of ready nodes, best first.
 _URGENT, _FEEDS_OUTPUT, _FEEDS_FEEDER, _ORDINARY = range(4)
+_RANK_SHIFT = 48  # an entry of the heap is one number: the rank above these bits, the order of arrival in them
+_ORDER_BITS = (1 << _RANK_SHIFT) - 1
+
+
+class _Pending:
+    """A node that has not finished, and who waits for whom."""
+
+    __slots__ = ("consumers", "id", "in_hand", "is_output", "order", "outside", "rank", "sources")
+
+    def __init__(self, node_id: str) -> None:
+        self.id = node_id
+        self.order = -1  # when it became pending; -1: it has only been named by a node that needs it
+        self.rank = _ORDINARY
+        self.is_output = False
+        self.in_hand = False  # taken and not yet completed or put back
+        self.outside = 0  # how many times it has been set aside, waiting for coroutines
+        self.sources: set[_Pending] | frozenset[_Pending] = frozenset()
+        self.consumers: list[_Pending] | tuple[()] = ()
+
+    def is_ready(self) -> bool:
+        return not self.sources and not self.outside and not self.in_hand
+
+    def feeds_output(self) -> bool:
+        if self.rank == _FEEDS_OUTPUT:
+            return True
+        # A coroutine node ranks first anyway, which hides whether it feeds an output node.
+        return self.rank == _URGENT and any(consumer.is_output for consumer in self.consumers)
 
 
 class Schedule:
@@ -40,30 +66,25 @@ class Schedule:
         self._is_async = is_async
         self._lazy_inputs = lazy_inputs
         self._has_result = has_result
-        self._counter = count()
-        self._order: dict[str, int] = {}  # pending node -> when it became pending
-        self._rank: dict[str, int] = {}
-        self._output: set[str] = set()
-        self._sources: dict[str, set[str]] = {}  # pending node -> pending nodes it waits for
-        self._consumers: dict[str, list[str]] = {}
-        self._outside: dict[str, int] = {}  # nodes set aside, waiting for coroutines
-        self._in_hand: set[str] = set()  # taken and not yet completed or put back
-        self._heap: list[tuple[int, int, str]] = []
+        self._nodes: dict[str, _Pending] = {}
+        self._arrived: list[_Pending | None] = []  # by order of arrival; None: finished
+        self._heap: list[int] = []
+        self._outside = 0  # nodes that have been set aside
 
     def __len__(self) -> int:
-        return len(self._order)
+        return len(self._nodes)
 
     def __contains__(self, node_id: str) -> bool:
-        return node_id in self._order
+        return node_id in self._nodes
 
     def pending(self) -> Iterable[str]:
         """Ids of all pending nodes."""
-        return self._order.keys()
+        return self._nodes.keys()
 
     @property
     def waiting_outside(self) -> bool:
         """Whether any node has been set aside until a coroutine ends."""
-        return bool(self._outside)
+        return self._outside > 0
 
     def add(self, node_id: str) -> None:
         """Make a node pending, and then, depth first, the sources it still needs.
@@ -74,18 +95,21 @@ class Schedule:
         stack = [node_id]
         while stack:
             current = stack.pop()
-            if current in self._order:
+            node = self._nodes.get(current)
+            if node is None:
+                node = self._nodes[current] = _Pending(current)
+            elif node.order >= 0:
                 continue
-            self._enter(current)
+            self._enter(node)
             if self._has_result(current):
-                self._push(current)  # to be reported, which needs none of its sources
+                self._push(node)  # to be reported, which needs none of its sources
                 continue
             lazy = self._lazy_inputs(current)
             for name, link in links_of(self._prompt.get_node(current)):
-                if name not in lazy and self._wait_for(current, name, link[0]):
+                if name not in lazy and self._wait_for(node, name, link[0]):
                     stack.append(link[0])
-            if not self._sources[current]:
-                self._push(current)
+            if not node.sources:
+                self._push(node)
 
     def request(self, node_id: str, names: Iterable[str]) -> bool:
         """Fetch lazy inputs of a node in hand.
@@ -104,130 +128,127 @@ class Schedule:
             value = inputs[name]
             if is_link(value):
                 self.wait(node_id, value[0], name)
-        return bool(self._sources[node_id])
+        return bool(self._nodes[node_id].sources)
 
     def wait(self, node_id: str, source: str, name: str = "") -> None:
         """Let a pending node wait for another one, which becomes pending too unless its result is there."""
-        if self._wait_for(node_id, name, source):
+        if self._wait_for(self._nodes[node_id], name, source):
             self.add(source)
 
     def take(self) -> str | None:
         """The node to process next; None if nothing is ready. It stays pending until `complete`."""
-        while self._heap:
-            rank, _, node_id = heapq.heappop(self._heap)
-            if rank != self._rank.get(node_id) or node_id in self._in_hand or not self._is_ready(node_id):
-                continue  # an older entry: its node has left, has run, or has moved up since
-            self._in_hand.add(node_id)
-            return node_id
+        heap, arrived = self._heap, self._arrived
+        while heap:
+            entry = heappop(heap)
+            node = arrived[entry & _ORDER_BITS]
+            if node is None or entry >> _RANK_SHIFT != node.rank or not node.is_ready():
+                continue  # an older entry: its node has finished, has been taken, waits, or has moved up since
+            node.in_hand = True
+            return node.id
         return None
 
     def put_back(self, node_id: str) -> None:
         """The node in hand is not finished: it runs again when what it waits for is there."""
-        self._in_hand.discard(node_id)
-        if self._is_ready(node_id):
-            self._push(node_id)
+        node = self._nodes[node_id]
+        node.in_hand = False
+        if node.is_ready():
+            self._push(node)
 
     def set_aside(self, node_id: str) -> Callable[[], None]:
         """The node in hand waits for something outside of the graph. Returns what ends the waiting."""
-        self._in_hand.discard(node_id)
-        self._outside[node_id] = self._outside.get(node_id, 0) + 1
+        node = self._nodes[node_id]
+        node.in_hand = False
+        node.outside += 1
+        self._outside += 1
 
         def resume() -> None:
-            left = self._outside.pop(node_id, 0) - 1
-            if left > 0:
-                self._outside[node_id] = left
-            elif self._is_ready(node_id):
-                self._push(node_id)
+            node.outside -= 1
+            self._outside -= 1
+            if node.is_ready():
+                self._push(node)
 
         return resume
 
     def complete(self, node_id: str) -> None:
         """The node is finished: it is no longer pending and nobody waits for it."""
-        self._in_hand.discard(node_id)
-        self._order.pop(node_id, None)
-        self._rank.pop(node_id, None)
-        self._output.discard(node_id)
-        self._sources.pop(node_id, None)
-        for consumer in self._consumers.pop(node_id, ()):
-            sources = self._sources.get(consumer)
-            if sources is not None:
-                sources.discard(node_id)
-                if not sources and self._is_ready(consumer):
-                    self._push(consumer)
+        node = self._nodes.pop(node_id)
+        self._arrived[node.order] = None
+        for consumer in node.consumers:
+            consumer.sources.discard(node)
+            if consumer.is_ready():
+                self._push(consumer)
 
     def cycle(self) -> DependencyCycleError:
         """Nothing is ready although nodes are pending: the cycle that must exist, as an error to raise."""
-        current = next(iter(self._order))
-        seen: dict[str, int] = {}
+        current = next(iter(self._nodes.values()))
+        seen: dict[_Pending, int] = {}
         path: list[str] = []
         while current not in seen:
             seen[current] = len(path)
-            path.append(current)
-            current = next(iter(self._sources[current]))
+            path.append(current.id)
+            current = next(iter(current.sources))
         return DependencyCycleError(path[seen[current] :])
 
-    def _enter(self, node_id: str) -> None:
-        self._order[node_id] = next(self._counter)
-        self._sources[node_id] = set()
-        rank = _ORDINARY
-        if self._is_output(node_id):
-            self._output.add(node_id)
-            rank = _URGENT
-        elif self._is_async(node_id):
-            rank = _URGENT
-        self._rank[node_id] = rank
+    def _enter(self, node: _Pending) -> None:
+        node.order = len(self._arrived)
+        self._arrived.append(node)
+        if self._is_output(node.id):
+            node.is_output = True
+            node.rank = _URGENT
+        elif self._is_async(node.id):
+            node.rank = _URGENT
         # Whoever waits for this node was pending before it and has already said so: pass its standing on.
-        for consumer in self._consumers.get(node_id, ()):
-            self._inherit(node_id, consumer)
+        node.in_hand = True  # what it waits for is not known yet
+        for consumer in node.consumers:
+            self._inherit(node, consumer)
+        node.in_hand = False
 
-    def _wait_for(self, node_id: str, name: str, source: str) -> bool:
+    def _wait_for(self, node: _Pending, name: str, source_id: str) -> bool:
         """Record that a node needs a source. Returns whether it really has to wait."""
-        if not self._prompt.has_node(source):
-            message = f"Input {name!r} of node {node_id} is linked to node {source}, which is not in the prompt"
-            raise NodeNotFoundError(message, node_id)
-        if source not in self._order and self._has_result(source):
-            return False
-        sources = self._sources[node_id]
-        if source not in sources:
-            sources.add(source)
-            self._consumers.setdefault(source, []).append(node_id)
-            if source in self._order:
-                self._inherit(source, node_id)
+        source = self._nodes.get(source_id)
+        if source is None:
+            if not self._prompt.has_node(source_id):
+                message = f"Input {name!r} of node {node.id} is linked to node {source_id}, which is not in the prompt"
+                raise NodeNotFoundError(message, node.id)
+            if self._has_result(source_id):
+                return False
+            source = self._nodes[source_id] = _Pending(source_id)
+        if source not in node.sources:
+            if node.sources:
+                node.sources.add(source)
+            else:
+                node.sources = {source}
+            if source.consumers:
+                source.consumers.append(node)
+            else:
+                source.consumers = [node]
+            if source.order >= 0:
+                self._inherit(source, node)
         return True
 
-    def _inherit(self, source: str, consumer: str) -> None:
+    def _inherit(self, source: _Pending, consumer: _Pending) -> None:
         """Move a node up because of whom it feeds. Ranks only improve while a node is pending."""
-        if consumer in self._output:
+        if consumer.is_output:
             self._improve(source, _FEEDS_OUTPUT)
-        elif self._feeds_output(consumer):
+        elif consumer.feeds_output():
             self._improve(source, _FEEDS_FEEDER)
 
-    def _feeds_output(self, node_id: str) -> bool:
-        if self._rank[node_id] == _FEEDS_OUTPUT:
-            return True
-        # A coroutine node ranks first anyway, which hides whether it feeds an output node.
-        return self._rank[node_id] == _URGENT and any(c in self._output for c in self._consumers.get(node_id, ()))
-
-    def _improve(self, node_id: str, rank: int) -> None:
-        if rank < self._rank[node_id]:
-            self._rank[node_id] = rank
-            if self._is_ready(node_id) and node_id not in self._in_hand:
-                self._push(node_id)
-        elif self._rank[node_id] != _URGENT or rank != _FEEDS_OUTPUT:
+    def _improve(self, node: _Pending, rank: int) -> None:
+        if not self._move_up(node, rank) and (node.rank != _URGENT or rank != _FEEDS_OUTPUT):
             return
         if rank == _FEEDS_OUTPUT:
-            for source in self._sources.get(node_id, ()):
-                if source in self._rank:
-                    self._improve_feeder(source)
+            for source in node.sources:
+                if source.order >= 0:
+                    self._move_up(source, _FEEDS_FEEDER)
 
-    def _improve_feeder(self, node_id: str) -> None:
-        if self._rank[node_id] > _FEEDS_FEEDER:
-            self._rank[node_id] = _FEEDS_FEEDER
-            if self._is_ready(node_id) and node_id not in self._in_hand:
-                self._push(node_id)
+    def _move_up(self, node: _Pending, rank: int) -> bool:
+        """Give a node a better rank. Returns whether it has become better."""
+        if rank >= node.rank:
+            return False
+        node.rank = rank
+        if node.is_ready():
+            self._push(node)
+        return True
 
-    def _is_ready(self, node_id: str) -> bool:
-        return node_id in self._order and not self._sources[node_id] and node_id not in self._outside
-
-    def _push(self, node_id: str) -> None:
-        heapq.heappush(self._heap, (self._rank[node_id], self._order[node_id], node_id))
+    def _push(self, node: _Pending) -> None:
+        heappush(self._heap, node.rank << _RANK_SHIFT | node.order)

@@ -6,16 +6,17 @@ linked to, so it covers all ancestors while staying 32 bytes long. Keys are comp
 
 from __future__ import annotations
 
-import hashlib
+import marshal
 import weakref
 from collections.abc import Callable, Iterable
 from enum import Enum
 from functools import lru_cache
+from hashlib import sha256
 from itertools import count
 from typing import Any
 
 from comfy_execution.graph import DynamicPrompt
-from comfy_execution.links import is_link, links_of
+from comfy_execution.links import is_link
 
 _MAX_DEPTH = 200  # nesting of a constant; beyond it the constant never matches
 _fresh = count()  # numbers for values that equal nothing, not even themselves in a later prompt
@@ -23,12 +24,12 @@ _object_tokens: dict[int, tuple[weakref.ref, int]] = {}
 
 
 class _Freezer:
-    """Turns constants into nested tuples of plain values whose repr identifies them."""
+    """Turns constants into nested tuples of plain values, which `_bytes_of` can tell apart."""
 
     __slots__ = ("stable",)
 
     def __init__(self) -> None:
-        self.stable = True  # whether the repr means the same in another process
+        self.stable = True  # whether they mean the same in another process
 
     def freeze(self, value: Any, depth: int = 0) -> Any:
         kind = type(value)
@@ -80,6 +81,14 @@ class _Freezer:
         return ("object", token)
 
 
+def _bytes_of(key: tuple) -> bytes:
+    """Nested tuples of plain values as bytes: equal only if the values and their types are."""
+    try:
+        return marshal.dumps(key, 0)  # the version that does not look at how often an object is referred to
+    except ValueError:  # a name that is an instance of a subclass of str
+        return repr(key).encode("utf-8", "surrogatepass")
+
+
 class Signatures:
     """The cache keys of the nodes of one run.
 
@@ -116,47 +125,55 @@ class Signatures:
             open_nodes: set[str] = set()
             while stack:
                 node_id = stack[-1]
-                if node_id in digests:
-                    stack.pop()
-                    continue
-                node = prompt.get_node(node_id)
-                if node_id not in open_nodes:
-                    open_nodes.add(node_id)
-                    missing = [
-                        link[0]
-                        for _, link in links_of(node)
-                        if link[0] not in digests and link[0] not in open_nodes and prompt.has_node(link[0])
-                    ]
+                if node_id not in digests:
+                    missing = self._digest(node_id, prompt.get_node(node_id), open_nodes)
                     if missing:
+                        open_nodes.add(node_id)
                         stack.extend(missing)
                         continue
                 stack.pop()
-                digests[node_id] = self._digest(node_id, node)
 
-    def _digest(self, node_id: str, node: dict[str, Any]) -> bytes:
-        freezer = _Freezer()
-        freeze, digests, unstable = freezer.freeze, self._digests, self._unstable
+    def _digest(self, node_id: str, node: dict[str, Any], open_nodes: set[str]) -> list[str]:
+        """Compute the key of a node, unless it is linked to nodes whose key has to be known first: then return them.
+
+        Args:
+            open_nodes: nodes that wait for their sources; a link back to one of them closes a cycle.
+        """
+        digests = self._digests
+        stable = True
+        missing: list[str] = []
+        freezer = None
+        parts: list[Any] = []
         inputs = node.get("inputs")
-        parts = []
         for name in sorted(inputs) if isinstance(inputs, dict) else ():
             value = inputs[name]
             kind = type(value)
             if kind is str or kind is int:
-                parts.append((name, value))
+                parts += (name, value)
             elif kind is list and is_link(value):
-                # A link to nowhere, or back into a cycle, has no digest: it never matches.
-                source = digests.get(value[0])
-                if source is None:
-                    parts.append((name, freezer._unique()))
-                else:
-                    parts.append((name, ("link", source, value[1])))
-                    if value[0] in unstable:
-                        freezer.stable = False
+                source, slot = value
+                digest = digests.get(source)
+                if digest is not None:
+                    parts += (name, ("link", digest, slot))
+                    if source in self._unstable:
+                        stable = False
+                elif node_id not in open_nodes and source not in open_nodes and self._prompt.has_node(source):
+                    missing.append(source)
+                else:  # a link to nowhere, or back into a cycle, has no digest: it never matches
+                    parts += (name, ("unique", next(_fresh)))
+                    stable = False
             else:
-                parts.append((name, freeze(value)))
+                freezer = freezer or _Freezer()
+                parts += (name, freezer.freeze(value))
+        if missing:
+            return missing
         class_type = node.get("class_type")
-        own_id = node_id if self._own_id(class_type) else None
-        key = repr((class_type, freeze(node.get("is_changed", False)), own_id, parts))
-        if not freezer.stable:
-            unstable.add(node_id)
-        return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
+        changed = node.get("is_changed", False)
+        if changed is not False:
+            freezer = freezer or _Freezer()
+            changed = freezer.freeze(changed)
+        key = (class_type, changed, node_id if self._own_id(class_type) else None, parts)
+        digests[node_id] = sha256(_bytes_of(key)).digest()
+        if not stable or (freezer is not None and not freezer.stable):
+            self._unstable.add(node_id)
+        return missing
