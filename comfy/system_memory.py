@@ -7,11 +7,15 @@ cgroup-v1, "memory.limit_in_bytes"); needs no torch, and on Linux nothing but fi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+import time
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 _RECLAIMABLE = ("active_file", "inactive_file", "slab_reclaimable")  # of memory.stat: given back when it gets tight
+_LIMITS_HOLD_SECONDS = 5.0
 _KIB = 1024
 
 
@@ -31,12 +35,9 @@ def system_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgro
         proc, cgroups: where the kernel's files are.
     """
     total, available = _of_the_machine(proc)
-    for group in _groups(proc, cgroups):
-        limit = group.limit()
-        if limit is not None and limit < total:
-            total = limit
-        if limit is not None:
-            available = min(available, max(0, limit - group.held()))
+    for limit, group in _limited_groups(proc, cgroups, int(time.monotonic() / _LIMITS_HOLD_SECONDS)):
+        total = min(total, limit)
+        available = min(available, max(0, limit - group.held()))
     return SystemMemory(total, min(available, total))
 
 
@@ -56,14 +57,20 @@ class _Group:
     def held(self) -> int:
         """Bytes it holds and cannot give back."""
         usage = self._number(self._usage) or 0
-        statistics = _fields(self._folder / "memory.stat")
-        return max(0, usage - sum(statistics.get(self._prefix + name, 0) for name in _RECLAIMABLE))
+        statistics = _fields(self._folder / "memory.stat", [self._prefix + name for name in _RECLAIMABLE])
+        return max(0, usage - sum(statistics.values()))
 
     def _number(self, name: str) -> int | None:
         try:
             return int((self._folder / name).read_text())
         except (OSError, ValueError):  # "max", or not there
             return None
+
+
+@lru_cache(maxsize=1)
+def _limited_groups(proc: Path, cgroups: Path, _moment: int) -> list[tuple[int, _Group]]:
+    """The groups that have a limit, with it; what each holds changes all the time, the limits hardly ever."""
+    return [(limit, group) for group in _groups(proc, cgroups) if (limit := group.limit()) is not None]
 
 
 def _groups(proc: Path, cgroups: Path) -> Iterator[_Group]:
@@ -95,8 +102,8 @@ def _upwards(mount: Path, path: str) -> Iterator[Path]:
 
 
 def _of_the_machine(proc: Path) -> SystemMemory:
-    fields = _fields(proc / "meminfo")
-    if "MemTotal" in fields and "MemAvailable" in fields:
+    fields = _fields(proc / "meminfo", ("MemTotal", "MemAvailable"))
+    if len(fields) == 2:
         return SystemMemory(fields["MemTotal"] * _KIB, fields["MemAvailable"] * _KIB)
     import psutil  # not Linux, or a very old one
 
@@ -104,18 +111,23 @@ def _of_the_machine(proc: Path) -> SystemMemory:
     return SystemMemory(int(memory.total), int(memory.available))
 
 
-def _fields(file: Path) -> dict[str, int]:
-    """Lines `name value` or `name: value kB`."""
+def _fields(file: Path, names: Sequence[str]) -> dict[str, int]:
+    """What follows these names in lines `name value` or `name: value kB`, as far as they are there."""
+    text = "\n" + _text(file)
     found = {}
-    for line in _lines(file):
-        name, *values = line.split()
-        if values and values[0].isdigit():
-            found[name.rstrip(":")] = int(values[0])
+    for name in names:
+        match = re.search(rf"\n{name}:? +(\d+)", text)
+        if match:
+            found[name] = int(match[1])
     return found
 
 
 def _lines(file: Path) -> list[str]:
+    return [line for line in _text(file).splitlines() if line.strip()]
+
+
+def _text(file: Path) -> str:
     try:
-        return [line for line in file.read_text().splitlines() if line.strip()]
+        return file.read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return []
+        return ""

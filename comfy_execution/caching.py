@@ -7,6 +7,7 @@ live in a scope of the expanding node, which lasts as long as prompts contain th
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import time
 from collections.abc import Callable, Container, Iterator
@@ -24,6 +25,7 @@ _UNKNOWN_SIZE = 0.05 * _GB  # what a result without measurable tensors is taken 
 _LARGE = 512 * 1024**2
 _AGEING = 1.3  # a result of n prompts ago weighs this to the n-th
 _RAM_POLL_SECONDS = 0.05
+_PLAIN = frozenset({int, float, bool, str, type(None)})
 
 
 class CacheType(Enum):
@@ -191,28 +193,40 @@ class RamPressureCache(ClassicCache):
         active: bytes of free memory below which results of the running prompt go as well.
         inactive: bytes of free memory below which results of older prompts go.
         free_memory: tells the free memory, in bytes.
+        total: bytes of memory that there are at all; where `inactive` is no less, older results always go.
     """
 
-    def __init__(self, active: float, inactive: float, free_memory: Callable[[], float] | None = None) -> None:
+    def __init__(
+        self,
+        active: float,
+        inactive: float,
+        free_memory: Callable[[], float] | None = None,
+        total: float = math.inf,
+    ) -> None:
         super().__init__()
         self.active = active
         self.inactive = inactive
         self.evicted = 0
         self._free_memory = free_memory or (lambda: float(system_memory().available))
+        self._never_enough = inactive >= total
         self._last_look = 0.0
         self._may_hold_old = False  # whether there may be results of older prompts
 
     def begin(self, keys: set[bytes], nodes: Container[tuple[str, str]]) -> None:
         self.generation += 1
         self._touch(self.root, keys)
-        self._last_look = 0.0
         self._may_hold_old = True
+        if not self._never_enough:
+            self._last_look = 0.0
 
     def expand(self, scope: Any, keys: set[bytes], nodes: Container[tuple[str, str]]) -> None:
         self._touch(scope, keys)
         self._may_hold_old = True
 
     def relieve(self, drop_unneeded: Callable[[], None]) -> None:
+        if self._never_enough and self._may_hold_old:  # there is no need to ask the system
+            self._drop_old()
+            self._may_hold_old = False
         now = time.monotonic()
         if now - self._last_look < _RAM_POLL_SECONDS:
             return
@@ -233,30 +247,37 @@ class RamPressureCache(ClassicCache):
         for key in keys & scope.entries.keys():
             scope.entries[key].generation = self.generation
 
+    def _drop_old(self) -> None:
+        for scope in self.root.walk():
+            old = [key for key, entry in scope.entries.items() if entry.generation < self.generation]
+            for key in old:
+                del scope.entries[key]
+            self.evicted += len(old)
+
     def _evict(self, free: float, wanted: float, may_go: Callable[[CacheEntry], bool]) -> float:
         """Drop results, worst first, until `wanted` bytes are free. Returns what is free then."""
-        found = [
-            (self._score(entry), scope, key)
-            for scope in self.root.walk()
-            for key, entry in scope.entries.items()
-            if may_go(entry)
-        ]
+        found = []
+        for scope in self.root.walk():
+            for key, entry in scope.entries.items():
+                if may_go(entry):
+                    found.append((*self._score(entry), scope, key))
         found.sort(key=lambda item: item[0], reverse=True)
-        for _, scope, key in found:
-            entry = scope.entries.pop(key)
+        for _, size, scope, key in found:
+            del scope.entries[key]
             self.evicted += 1
-            measurable = _size_of(entry) > 0
-            del entry
-            if measurable:  # asking the system is slow, and dropping small things changes nothing it could see
+            if size:  # asking the system is slow, and dropping small things changes nothing it could see
                 free = self._free_memory()
                 if free >= wanted:
                     break
-        return self._free_memory() if found else free
+        return free
 
-    def _score(self, entry: CacheEntry) -> float:
-        """How much better off we are without a result: its size and age, against what it took to make."""
-        size = _size_of(entry) or _UNKNOWN_SIZE
-        return size * _AGEING ** min(self.generation - entry.generation, 100) / (1.0 + entry.seconds)
+    def _score(self, entry: CacheEntry) -> tuple[float, float]:
+        """How much better off we are without a result: its size and age, against what it took to make; and its size."""
+        size = _size_of(entry)
+        score = (
+            (size or _UNKNOWN_SIZE) * _AGEING ** min(self.generation - entry.generation, 100) / (1.0 + entry.seconds)
+        )
+        return score, size
 
 
 class ObjectStore:
@@ -308,7 +329,7 @@ def make_cache(cache_type: CacheType, **options: float) -> ResultCache:
         active = min(max(0.1 * total / _GB, 2.0), 10.0)
     if inactive is None:
         inactive = min(total / _GB, 128.0)
-    return RamPressureCache(active * _GB, inactive * _GB)
+    return RamPressureCache(active * _GB, inactive * _GB, total=total)
 
 
 def _size_of(entry: CacheEntry) -> float:
@@ -318,10 +339,10 @@ def _size_of(entry: CacheEntry) -> float:
         return 0.0
     total = 0
     seen: set[int] = set()
-    stack: list[Any] = [entry.outputs]
+    stack: list[Any] = list(entry.outputs)
     while stack and len(seen) < 100_000:
         value = stack.pop()
-        if id(value) in seen:
+        if type(value) in _PLAIN or id(value) in seen:
             continue
         seen.add(id(value))
         if isinstance(value, torch.Tensor):

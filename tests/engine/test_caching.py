@@ -222,6 +222,20 @@ def test_ram_plenty_of_memory():
     assert len(cache) == 4
 
 
+def test_ram_old_results_go_unasked_where_there_can_never_be_enough():
+    def free_memory():
+        looks.append(1)
+        return 9_000
+
+    looks = []
+    cache = RamPressureCache(active=1000, inactive=10_000, free_memory=free_memory, total=10_000)
+    cache.root.entries = {b"a": entry(1000, 0), b"x": entry(1000, 0)}
+    for _ in range(3):
+        cache.begin({b"x"}, set())
+        cache.relieve(lambda: pytest.fail("nothing else has to go"))
+    assert list(cache.root.entries) == [b"x"] and cache.evicted == 1 and len(looks) == 1
+
+
 def test_ram_results_of_the_running_prompt_go_last():
     dropped = []
     cache = ram_cache(0, active=3000, inactive=3000, old=b"a", new=b"xyz")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from comfy import system_memory as memory
 from comfy.system_memory import system_memory
 
 GB = 1024**3
@@ -41,6 +42,7 @@ class Machine:
         self.write(folder / "memory.stat", "\n".join(f"{name} {value}" for name, value in statistics.items()))
 
     def read(self) -> tuple[int, int]:
+        memory._limited_groups.cache_clear()  # kept for a few seconds
         return system_memory(self.proc, self.cgroups)
 
 
