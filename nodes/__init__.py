@@ -60,6 +60,7 @@ EXTRA_FAMILIES = (
     "unet_patches",
     "attention_guidance",
     "attention_weights",
+    "model_advanced",
     "hypernetworks",
     "lora_tools",
     "model_merging",

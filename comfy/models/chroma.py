@@ -36,7 +36,7 @@ from comfy.models.flux_layers import (
     run_blocks,
 )
 from comfy.models.references import place_references
-from comfy.models.rope import grid_ids, rope_table
+from comfy.models.rope import grid_ids, rope_table, scaled_ids
 
 # The approximator was trained on the indices of a model with 38 one-stream and 19 two-stream blocks
 # (38 * 3 + 19 * 12 + 2); smaller models use the first and the last of them.
@@ -212,6 +212,7 @@ class Chroma(nn.Module):
         height, width = x.shape[-2:]
         patch = self.config.patch_size
         img, img_ids = self.image_tokens(x)
+        img_ids = scaled_ids(img_ids, transformer_options)
         image_tokens = img.shape[1]
         if ref_latents:
             places = place_references((height, width), [r.shape[-2:] for r in ref_latents], patch=patch)

@@ -25,7 +25,7 @@ from comfy.models.flux_layers import (
     run_blocks,
 )
 from comfy.models.references import TIMESTEP_ZERO, place_references
-from comfy.models.rope import grid_ids, rope_table
+from comfy.models.rope import grid_ids, rope_table, scaled_ids
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,6 +146,7 @@ class Flux(nn.Module):
         patch = self.config.patch_size
 
         img, img_ids = self.image_tokens(x)
+        img_ids = scaled_ids(img_ids, transformer_options)
         image_tokens, tail = img.shape[1], 0
         if ref_latents:
             method = ref_latents_method or "offset"

@@ -28,7 +28,7 @@ from comfy.models.flux_layers import (
     run_blocks,
 )
 from comfy.models.references import TIMESTEP_ZERO, place_references
-from comfy.models.rope import grid_ids, rope_table
+from comfy.models.rope import grid_ids, rope_table, scaled_ids
 
 TEXT_AXIS = 3
 # References stand this far apart on the first position axis.
@@ -135,7 +135,7 @@ class Flux2(nn.Module):
         (image and text, or the one stream's)."""
         height, width = x.shape[-2:]
         img = x.flatten(2).transpose(1, 2)
-        ids = [grid_ids(1, height, width, 1, device=x.device)]
+        ids = [scaled_ids(grid_ids(1, height, width, 1, device=x.device), transformer_options)]
         image_tokens, tail = img.shape[1], 0
         if ref_latents:
             method = ref_latents_method or "index"

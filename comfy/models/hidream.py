@@ -28,7 +28,7 @@ from comfy.models.dit import (
     timestep_embedding,
     unpatchify,
 )
-from comfy.models.rope import apply_rope, grid_ids, rope_table
+from comfy.models.rope import apply_rope, grid_ids, rope_table, scaled_ids
 
 QK_NORM_EPS = 1e-5
 HEAD_WIDTH = 128
@@ -353,7 +353,7 @@ class HiDream(nn.Module):
         # What runs through the blocks; each block also sees Llama tokens of its own behind it.
         txt = torch.cat([self.caption_projection[-1](context), llama[-1]], dim=1)
         words = txt.shape[1]
-        img_ids = grid_ids(1, rows, columns, device=x.device)
+        img_ids = scaled_ids(grid_ids(1, rows, columns, device=x.device), transformer_options)
         txt_ids = img_ids.new_zeros(1, words + llama[0].shape[1], 3)
         pe = rope_table(torch.cat([img_ids, txt_ids], dim=1), self.config.axes_dims_rope, 10000.0)
 

@@ -26,7 +26,7 @@ from comfy.models.dit import (
     plain_norm,
     unpatchify,
 )
-from comfy.models.rope import apply_rope, grid_ids, rope_table
+from comfy.models.rope import apply_rope, grid_ids, rope_table, scaled_ids
 
 NORM_EPS = 1e-5
 # Z-Image fills text and image up to a multiple of this with learned tokens.
@@ -226,6 +226,7 @@ class Lumina2(nn.Module):
         text_ids[..., 0] = torch.arange(1, words + 1, device=x.device)
         image = fill(self.x_embedder(patchify(x, patch, channels_last=True)), self.x_pad_token)
         image_ids = grid_ids(1, rows, columns, start=(words + 1, 0, 0), device=x.device)
+        image_ids = scaled_ids(image_ids, transformer_options)
         image_ids = F.pad(image_ids, (0, 0, 0, image.shape[1] - image_ids.shape[1]))
         pe = rope_table(torch.cat([text_ids, image_ids], dim=1), self.config.axes_dims, self.config.rope_theta)
 

@@ -29,7 +29,7 @@ from comfy.models.dit import (
 )
 from comfy.models.flux_layers import spread
 from comfy.models.references import TIMESTEP_ZERO, place_references
-from comfy.models.rope import apply_rope, grid_ids, rope_table
+from comfy.models.rope import apply_rope, grid_ids, rope_table, scaled_ids
 
 NORM_EPS = 1e-6
 TIME_FACTOR = 1000.0
@@ -269,6 +269,7 @@ class QwenImage(nn.Module):
         patch = self.config.patch_size
         rows, columns = -(-height // patch), -(-width // patch)
         img, img_ids = self.image_tokens(x)
+        img_ids = scaled_ids(img_ids, transformer_options)
         image_tokens, tail = img.shape[1], 0
         if ref_latents:
             method = ref_latents_method or "index"

@@ -41,3 +41,20 @@ def grid_ids(*sizes: int, start: tuple[float, ...] | None = None, device=None) -
     start = start or (0,) * len(sizes)
     axes = [torch.arange(n, device=device, dtype=torch.float32) + s for n, s in zip(sizes, start)]
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, -2).unsqueeze(0)
+
+
+# Position axes and what the options call them: image or frame, row, column.
+_AXES = ("t", "y", "x")
+
+
+def scaled_ids(ids: Tensor, transformer_options: dict | None) -> Tensor:
+    """Positions [..., 3 or more] of an image as `transformer_options["rope_options"]` wants them: each axis times its
+    `scale_`, plus its `shift_` (t, y, x)."""
+    options = (transformer_options or {}).get("rope_options")
+    if not options:
+        return ids
+    ids = ids.clone()
+    for axis, name in enumerate(_AXES):
+        scale, shift = float(options.get(f"scale_{name}", 1.0)), float(options.get(f"shift_{name}", 0.0))
+        ids[..., axis] = ids[..., axis] * scale + shift
+    return ids
