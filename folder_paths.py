@@ -93,6 +93,11 @@ def is_lexically_within(path: str, folder: str) -> bool:
     return absolute == folder or absolute.startswith(folder.rstrip(os.sep) + os.sep)
 
 
+def stays_inside(path: str, folder: str) -> bool:
+    """Whether a file below `folder` may be used: symbolic links must not lead out, unless `--follow-links` is given."""
+    return args.follow_links or is_within(path, folder)
+
+
 def safe_join(folder: str, *names: str, label: str = "") -> str:
     """Join user-given relative names below `folder`.
 
@@ -241,7 +246,11 @@ def get_annotated_filepath(name: str, default_dir: str | None = None) -> str:
     Raises PathOutsideFolder if the name leaves its folder.
     """
     bare, folder = annotated_filepath(name)
-    return safe_join(folder or default_dir or input_directory, bare)
+    root = folder or default_dir or input_directory
+    path = safe_join(root, bare)
+    if not stays_inside(path, root):
+        raise PathOutsideFolder(bare, os.path.basename(root))
+    return path
 
 
 def exists_annotated_filepath(name: str) -> bool:

@@ -16,6 +16,7 @@ from aiohttp import web
 
 import logs
 from comfy.cli_args import args
+from gateway.base_path import answer_below
 from gateway.features import Features, max_body_size
 from gateway.frontend import FrontEnd
 from gateway.headers import ResponseHeaders
@@ -191,6 +192,8 @@ class PromptServer:
     async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
         if request.method == "OPTIONS":
             return web.Response()
+        if args.base_path and request.path == args.base_path:
+            raise web.HTTPPermanentRedirect(args.base_path + "/")  # or the page would ask one level too high
         if self._origins is not None and not await self._origins.allows(request):
             log.warning("refused %s %s: it comes from another site", request.method, request.path)
             return web.Response(status=403)
@@ -238,6 +241,8 @@ class PromptServer:
             self._core, access_log=None, keepalive_timeout=KEEP_ALIVE, shutdown_timeout=SHUTDOWN_TIMEOUT
         )
         await self._runner.setup()
+        if args.base_path:
+            answer_below(self._runner.server, args.base_path)
         context = _tls_context()
         for address, port in addresses:
             await web.TCPSite(self._runner, address, port, ssl_context=context).start()

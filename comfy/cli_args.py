@@ -101,6 +101,13 @@ def _retention(text: str) -> str:
     return text.strip().lower()
 
 
+def _base_path(text: str) -> str:
+    path = "/" + text.strip("/") if text.strip("/") else ""
+    if not re.fullmatch(r"(/[A-Za-z0-9._~-]+)*", path) or "/." in path:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a path such as /comfy or /tools/comfy")
+    return path
+
+
 CACHE_RAM_AUTOMATIC: list[float] = []  # --cache-ram without values: thresholds follow the machine's RAM
 
 
@@ -129,6 +136,13 @@ def build_parser() -> argparse.ArgumentParser:
         const="*",
         metavar="ORIGIN",
         help="allow pages of this origin (any, without a value) and switch origin checks off",
+    )
+    net.add_argument(
+        "--base-path",
+        type=_base_path,
+        default="",
+        metavar="PATH",
+        help="answer below this path as well, for a reverse proxy that passes it on (example: /comfy)",
     )
     net.add_argument("--max-upload-size", type=float, default=100, metavar="MB", help="largest request body")
     net.add_argument("--enable-compress-response-body", action="store_true", help="gzip JSON and text answers")
@@ -283,6 +297,18 @@ def _add_protection_flags(parser: argparse.ArgumentParser) -> None:
         default=0,
         metavar="MB",
         help="refuse prompts (429) while those that wait are this large together (0: no limit)",
+    )
+    limits.add_argument(
+        "--private-extra-data",
+        nargs="+",
+        default=[],
+        metavar="KEY",
+        help="keys of a prompt's extra_data that nodes see but no answer shows; may hold * (example: *_key *token*)",
+    )
+    limits.add_argument(
+        "--follow-links",
+        action="store_true",
+        help="follow symbolic links that lead out of the input, output and temp folders",
     )
 
 

@@ -36,7 +36,16 @@ def opened(source: Any) -> Iterator[Any]:
     except NotAnImage:
         raise
     except (OSError, ValueError, SyntaxError, EOFError, TypeError, Image.DecompressionBombError) as error:
-        raise NotAnImage(f"not an image: {error}") from error
+        raise NotAnImage(f"not an image: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """What is wrong with a file, without its place on this machine."""
+    from PIL import UnidentifiedImageError
+
+    if isinstance(error, UnidentifiedImageError):
+        return "it has no format that is known here"
+    return (error.strerror or type(error).__name__) if isinstance(error, OSError) and error.errno else str(error)
 
 
 def parse_preview(text: str) -> tuple[str, int]:

@@ -16,6 +16,7 @@ from aiohttp import web
 
 KNOWN_NAMES = 256  # host names whose resolution is remembered
 RESOLVE_TIMEOUT = 2.0
+READING = ("GET", "HEAD", "OPTIONS")
 _resolvers = ThreadPoolExecutor(2, "resolve")
 
 
@@ -73,6 +74,10 @@ class OriginCheck:
         host, origin = headers.get("Host"), headers.get("Origin")
         if not host or not origin:
             return True
+        if origin == "null" and request.method not in READING:
+            return (
+                False  # an opaque origin (a sandboxed frame, a local file) may be anybody; whatever the host is called
+            )
         try:
             host_name, host_port = split_host(host)
             parts = urlsplit(origin)

@@ -29,7 +29,8 @@ class OutsideFolder(BadFileName):
 def locate(filename: str, type_name: str = "output", subfolder: str = "") -> str:
     """Full path of an existing file. `filename` may be annotated (`a.png [input]`), which wins over `type_name`.
 
-    Raises BadFileName, OutsideFolder, FileNotFoundError. Symbolic links count by where they lead.
+    Raises BadFileName, OutsideFolder, FileNotFoundError. Symbolic links that lead out are not followed
+    (`folder_paths.stays_inside`).
     """
     bare, folder = folder_paths.annotated_filepath(filename)
     if not bare or bare.startswith("/") or ".." in bare or "\0" in bare + subfolder:
@@ -42,13 +43,24 @@ def locate(filename: str, type_name: str = "output", subfolder: str = "") -> str
         path = folder_paths.safe_join(directory, os.path.basename(bare))
     except folder_paths.PathOutsideFolder as error:
         raise OutsideFolder(str(error)) from error
-    if not folder_paths.is_within(directory, folder):
+    if not folder_paths.stays_inside(directory, folder):
         raise OutsideFolder(f"{subfolder!r} leads out of the {type_name} folder")
     if not os.path.isfile(path):
         raise FileNotFoundError(filename)
-    if not folder_paths.is_within(path, folder):
+    if not folder_paths.stays_inside(path, folder):
         raise OutsideFolder(f"{filename!r} leads out of the {type_name} folder")
     return path
+
+
+def remove(filename: str, type_name: str = "output", subfolder: str = "") -> None:
+    """Delete a file; of a symbolic link, the link. Names as in `locate`.
+
+    Raises BadFileName, OutsideFolder, FileNotFoundError, OSError.
+    """
+    path = locate(filename, type_name, subfolder)
+    if os.path.basename(path).startswith("."):
+        raise BadFileName("hidden files are not deleted")
+    os.remove(path)
 
 
 def upload_name(raw: str) -> str:
@@ -82,7 +94,7 @@ def upload_folder(type_name: str, subfolder: str, name: str) -> tuple[str, str]:
         parent = os.path.dirname(folder_paths.safe_join(directory, name))
     except folder_paths.PathOutsideFolder as error:
         raise OutsideFolder(str(error)) from error
-    if not folder_paths.is_within(parent, folder):
+    if not folder_paths.stays_inside(parent, folder):
         raise OutsideFolder(f"{subfolder!r} leads out of the {type_name} folder")
     os.makedirs(directory, exist_ok=True)
     if not os.path.isdir(parent):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Collection
 from typing import Any
 
 import orjson
@@ -18,7 +19,7 @@ class PromptIdConflict(Exception):
     """The id belongs to another prompt that waits or runs; the message says so."""
 
 
-def digest_of(body: Any, sensitive: tuple[str, ...]) -> bytes:
+def digest_of(body: Any, sensitive: Collection[str]) -> bytes:
     """What tells two bodies of POST /prompt apart, the order of keys aside.
 
     sensitive: keys of extra_data that are no part of it, so that nothing is stored that depends on them.

@@ -7,6 +7,7 @@ import logging
 import math
 import time
 import uuid
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RETRY_AFTER = "10"  # seconds
+# Keys of extra_data that the server itself reads after the prompt has been queued.
+SERVERS_OWN = ("client_id", "create_time", "extra_pnginfo", "force", "preview_method", "retry", "timeout")
 
 
 class PromptRefused(Exception):
@@ -120,6 +123,20 @@ def checked_force(force: Any, graph: dict[str, Any]) -> bool | list[str]:
     if unknown:
         raise PromptRefused("invalid_force", "force names nodes that are not in the prompt", ", ".join(unknown)[:200])
     return force
+
+
+def private_keys(extra: Any, server: PromptServer) -> list[str]:
+    """The keys of extra_data that are for nodes only: those of accounts, and those of `--private-extra-data`."""
+    import execution
+
+    patterns = [pattern.lower() for pattern in server.args.private_extra_data]
+
+    def is_private(key: str) -> bool:
+        if key in execution.SENSITIVE_EXTRA_DATA_KEYS:
+            return True
+        return key not in SERVERS_OWN and any(fnmatchcase(key.lower(), pattern) for pattern in patterns)
+
+    return [key for key in extra if is_private(key)] if isinstance(extra, dict) else []
 
 
 async def validate(prompt_id: str, graph: dict[str, Any], targets: list[str] | None) -> tuple[bool, Any, list, dict]:
@@ -217,11 +234,9 @@ def add_to(table: Table, server: PromptServer) -> None:
             return refusal.answer()
 
     async def submit(body: Any, usage_source: str | None) -> web.Response:
-        import execution
-
         digest = None
         if isinstance(body, dict) and is_canonical_uuid(body.get("prompt_id")):
-            digest = submissions.digest_of(body, execution.SENSITIVE_EXTRA_DATA_KEYS)
+            digest = submissions.digest_of(body, private_keys(body.get("extra_data"), server))
             if (before := known(await server.jobs.look_up(body["prompt_id"]), digest)) is not None:
                 await server.jobs.stored()
                 return json_answer(before)
@@ -243,7 +258,7 @@ def add_to(table: Table, server: PromptServer) -> None:
         force = checked_force(body.get("force"), graph)
         if force:
             extra["force"] = force
-        secrets = {key: extra.pop(key) for key in execution.SENSITIVE_EXTRA_DATA_KEYS if key in extra}
+        secrets = {key: extra.pop(key) for key in private_keys(extra, server)}
         server.node_replace_manager.apply_replacements(graph)
         valid, error, outputs, node_errors = await validate(prompt_id, graph, targets)
         if not valid:

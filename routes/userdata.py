@@ -74,6 +74,7 @@ def add_to(table: Table, server: PromptServer) -> None:
     def files(request: web.Request) -> UserFiles:
         return UserFiles(server.user_manager.get_user_folder(request))
 
+    # A path is one segment, with `/` as `%2F`; proxies may decode it, so plain slashes are taken as well.
     def name(request: web.Request, part: str = "file") -> str:
         # The router has decoded it once; some clients encode twice.
         value = request.match_info[part]
@@ -142,7 +143,7 @@ def add_to(table: Table, server: PromptServer) -> None:
             raise file_error(error) from error
 
     @table.get(
-        "/userdata/{file}",
+        "/userdata/{file:.+}",
         "A file of the user.",
         params=(USER,),
         answers={200: file(), 206: file(), 304: EMPTY, 416: EMPTY, **FAILURES},
@@ -158,7 +159,19 @@ def add_to(table: Table, server: PromptServer) -> None:
         return file_response(path, headers, OCTET_STREAM if is_active(mime) else mime)
 
     @table.post(
-        "/userdata/{file}",
+        "/userdata/{file:.+}/move/{dest:.+}",
+        "Move or rename a file.",
+        params=(USER, OVERWRITE, FULL_INFO),
+        answers={200: STORED, **FAILURES},
+    )
+    @answers_errors
+    async def move(request: web.Request) -> web.StreamResponse:
+        overwrite = may_overwrite(request)
+        source, target = name(request), name(request, "dest")
+        return described(request, await asyncio.to_thread(files(request).move, source, target, overwrite))
+
+    @table.post(
+        "/userdata/{file:.+}",
         "Store a file: the body is its content.",
         params=(USER, OVERWRITE, FULL_INFO),
         body=Body({"application/octet-stream": {}}, required=False),
@@ -172,20 +185,8 @@ def add_to(table: Table, server: PromptServer) -> None:
         overwrite = may_overwrite(request)
         return described(request, await asyncio.to_thread(store.write, name(request), data, overwrite))
 
-    @table.post(
-        "/userdata/{file}/move/{dest}",
-        "Move or rename a file.",
-        params=(USER, OVERWRITE, FULL_INFO),
-        answers={200: STORED, **FAILURES},
-    )
-    @answers_errors
-    async def move(request: web.Request) -> web.StreamResponse:
-        overwrite = may_overwrite(request)
-        source, target = name(request), name(request, "dest")
-        return described(request, await asyncio.to_thread(files(request).move, source, target, overwrite))
-
     @table.delete(
-        "/userdata/{file}",
+        "/userdata/{file:.+}",
         "Delete a file.",
         params=(USER,),
         answers={204: EMPTY, **FAILURES},

@@ -11,8 +11,8 @@ from aiohttp import web
 
 from gateway.files import disposition, user_file_response
 from gateway.openapi import EMPTY, TEXT, Parameter, file, one_of
-from gateway.stored_files import BadFileName, OutsideFolder, locate
-from routes.answers import Refused, empty
+from gateway.stored_files import BadFileName, OutsideFolder, locate, remove
+from routes.answers import Refused, empty, file_error
 
 if TYPE_CHECKING:
     from routes import Table
@@ -38,13 +38,17 @@ def find(query: Mapping[str, str]) -> tuple[str, int]:
 def add_to(table: Table, server: PromptServer) -> None:
     """Register this resource's routes."""
 
+    place = (
+        Parameter("filename", TEXT, "`name`, `name [input]`, `name [output]`, `name [temp]` or `blake3:…`", True),
+        Parameter("type", one_of("output", "input", "temp")),
+        Parameter("subfolder"),
+    )
+
     @table.get(
         "/view",
         "A file of the output, input or temp folder, as it is or re-encoded.",
         params=(
-            Parameter("filename", TEXT, "`name`, `name [input]`, `name [output]`, `name [temp]` or `blake3:…`", True),
-            Parameter("type", one_of("output", "input", "temp")),
-            Parameter("subfolder"),
+            *place,
             Parameter("preview", description="`webp` or `jpeg`, then `;quality` if wished: re-encode"),
             Parameter("channel", one_of("rgba", "rgb", "a"), "As PNG without alpha, or with alpha only"),
         ),
@@ -79,6 +83,28 @@ def add_to(table: Table, server: PromptServer) -> None:
         except images.NotAnImage as error:
             raise Refused(str(error), 415) from error
         return web.Response(body=body, content_type=mime, headers={"Content-Disposition": disposition(name)})
+
+    @table.delete(
+        "/view",
+        "Delete a file of the output, input or temp folder. Folders, hidden files and hashes are refused.",
+        params=place,
+        answers={204: EMPTY, 400: "Refused", 403: "Refused", 404: "Refused", 409: "Refused"},
+    )
+    async def delete(request: web.Request) -> web.Response:
+        query = request.query
+        if "filename" not in query:
+            raise Refused("filename is missing")
+        try:
+            await asyncio.to_thread(remove, query["filename"], query.get("type", "output"), query.get("subfolder", ""))
+        except OutsideFolder as error:
+            raise Refused(str(error), 403) from error
+        except BadFileName as error:
+            raise Refused(str(error)) from error
+        except FileNotFoundError as error:
+            raise Refused("there is no such file", 404) from error
+        except OSError as error:
+            raise file_error(error) from error
+        return empty(204)
 
 
 def find_by_hash(asset_hash: str) -> tuple[str, str, str | None] | None:

@@ -10,6 +10,19 @@ async def test_opaque_origin_is_refused_on_loopback(running):
     assert (await running.get("/queue", headers={"Origin": "null"}))[0] == 403
 
 
+@pytest.mark.parametrize("host", ["192.0.2.7:1", "comfy.example", "localhost:1"])
+async def test_opaque_origin_changes_nothing_whatever_the_host(running, host):
+    headers = {"Host": host, "Origin": "null"}
+    for method, path in (("POST", "/prompt"), ("POST", "/interrupt"), ("DELETE", "/view?filename=x&type=output")):
+        assert (await running.request(method, path, headers=headers, data=b"{}"))[0] == 403
+
+
+async def test_opaque_origin_is_allowed_with_the_checks_off(start, flags):
+    flags(enable_cors_header="*")
+    running = await start()
+    assert (await running.post("/queue", headers={"Origin": "null"}, json={}))[0] == 200
+
+
 @pytest.mark.parametrize(
     "host, origin, status",
     [

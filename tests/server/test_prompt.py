@@ -129,6 +129,23 @@ async def test_secrets_are_in_no_answer(running):
     assert "hush" not in json.dumps(history) and history[entry.prompt_id]["prompt"][3]["kept"] == 1
 
 
+async def test_private_keys_reach_nodes_and_are_in_no_answer(start, flags):
+    flags(private_extra_data=["*_key", "Token*"])
+    running = await start()
+    extra = {"OPENAI_KEY": "secret1", "token_x": "secret2", "note": "shown", "preview_method": "none"}
+    request = {"prompt": text_prompt(), "extra_data": extra, "client_id": "c"}
+    assert (await running.post("/prompt", json=request))[0] == 200
+    (entry,) = running.server.prompt_queue.queue
+    assert entry.secrets == {"OPENAI_KEY": "secret1", "token_x": "secret2"}
+    assert entry.extra_data.keys() == {"note", "preview_method", "client_id", "create_time"}
+    for path in ("/queue", "/api/jobs", f"/api/jobs/{entry.prompt_id}"):
+        body = str((await running.get(path))[1])
+        assert "secret" not in body and entry.prompt_id in body
+    flags(private_extra_data=["*"])
+    await running.post("/prompt", json=request)
+    assert running.server.prompt_queue.queue[-1].extra_data.keys() == {"preview_method", "client_id", "create_time"}
+
+
 async def test_failing_prompt_handlers_are_skipped(running):
     def broken(body):
         raise RuntimeError("no")

@@ -2,6 +2,8 @@
 
 import pytest
 
+import folder_paths
+
 NAMES = [
     "../secret.txt", "../../secret.txt", "..%2fsecret.txt", "%2e%2e%2fsecret.txt", "%252e%252e%252fsecret.txt",
     "..%5csecret.txt", "/secret.txt", "%2fetc%2fpasswd", "a/../../secret.txt", "a%2f..%2f..%2fsecret.txt",
@@ -98,7 +100,33 @@ async def test_links_that_lead_out_are_not_followed(planted, tmp_path_factory):
     assert (await planted.get("/view?filename=x.txt&type=input&subfolder=link"))[0] == 403
     assert (await planted.get("/view?filename=file.txt&type=input"))[0] == 403
     assert (await planted.upload("y.txt", b"EVIL", subfolder="link"))[0] == 400
+    for query in ("filename=x.txt&subfolder=link", "filename=file.txt"):
+        assert (await planted.request("DELETE", f"/view?type=input&{query}"))[0] == 403
+    assert not folder_paths.exists_annotated_filepath("link/x.txt")
+    with pytest.raises(folder_paths.PathOutsideFolder):
+        folder_paths.get_annotated_filepath("file.txt [input]")
     assert [p.name for p in outside.iterdir()] == ["x.txt"]
+
+
+async def test_links_that_stay_inside_are_followed(planted):
+    folder = planted.base / "input"
+    (folder / "real").mkdir()
+    (folder / "real" / "x.txt").write_text("inside")
+    (folder / "link").symlink_to(folder / "real")
+    assert (await planted.get("/view?filename=x.txt&type=input&subfolder=link"))[1] == b"inside"
+    assert folder_paths.exists_annotated_filepath("link/x.txt")
+
+
+async def test_links_that_lead_out_may_be_allowed(start, flags, tmp_path_factory):
+    flags(follow_links=True)
+    running = await start()
+    outside = tmp_path_factory.mktemp("outside")
+    (outside / "x.txt").write_text("shared")
+    (running.base / "input" / "link").symlink_to(outside)
+    assert (await running.get("/view?filename=x.txt&type=input&subfolder=link"))[1] == b"shared"
+    assert (await running.upload("y.txt", b"new", subfolder="link"))[0] == 200 and (outside / "y.txt").exists()
+    assert folder_paths.exists_annotated_filepath("link/x.txt")
+    assert (await running.get("/view?filename=x.txt&type=input&subfolder=link/.."))[0] in (400, 403, 404)
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,8 @@ async def test_bad_mask_references_write_nothing(running, reference, status):
 @pytest.mark.parametrize("data", [b"", b"<html></html>", png()[:40]])
 async def test_converting_what_is_no_image(running, query, data):
     await running.upload("x.png", data)
-    assert (await running.get(f"/view?type=input&filename=x.png&{query}"))[0] == 415
+    status, answer, _ = await running.get(f"/view?type=input&filename=x.png&{query}")
+    assert status == 415 and answer["error"].startswith("not an image: ") and str(running.base) not in answer["error"]
 
 
 async def test_decompression_bomb(running):
