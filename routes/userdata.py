@@ -34,6 +34,12 @@ FAILURES = {
     409: TEXT_OR_REFUSED,
     507: "Refused",
 }
+FILE = Parameter("file", TEXT, "Path of the file; for proxies that do not pass `%2F` on", required=True)
+LISTED = array({"anyOf": [TEXT, array(TEXT), {"$ref": "#/components/schemas/UserFile"}]})
+WRITE: dict[str, Any] = {
+    "body": Body({"application/octet-stream": {}}, required=False),
+    "answers": {200: STORED, **FAILURES},
+}
 
 
 def text(status: int, message: str) -> web.Response:
@@ -74,10 +80,15 @@ def add_to(table: Table, server: PromptServer) -> None:
     def files(request: web.Request) -> UserFiles:
         return UserFiles(server.user_manager.get_user_folder(request))
 
-    # A path is one segment, with `/` as `%2F`; proxies may decode it, so plain slashes are taken as well.
+    # A path is one segment, with `/` as `%2F`. Proxies may decode that, so behind one plain slashes are taken as well;
+    # what a proxy refuses altogether can be sent as the query `file=`.
+    file_part, dest_part = ("{file:.+}", "{dest:.+}") if server.args.base_path else ("{file}", "{dest}")
+
     def name(request: web.Request, part: str = "file") -> str:
         # The router has decoded it once; some clients encode twice.
-        value = request.match_info[part]
+        value = request.match_info.get(part) or request.query.get(part)
+        if not value:
+            raise Refused(f"{part} is missing")
         return unquote(value) if "%" in value else value
 
     def described(request: web.Request, info: FileInfo) -> web.Response:
@@ -88,13 +99,17 @@ def add_to(table: Table, server: PromptServer) -> None:
         "Files in one of the user's folders.",
         params=(
             USER,
-            Parameter("dir", TEXT, "The folder", required=True),
+            Parameter("dir", TEXT, "The folder"),
+            Parameter("file", TEXT, "Instead of a folder: this file, as /userdata/{file}"),
             Parameter("recurse", BOOLEAN, "Files of the folders inside, too"),
             Parameter("full_info", BOOLEAN, "Objects with sizes and times instead of paths"),
             Parameter("split", BOOLEAN, "Each path with its parts"),
         ),
         answers={
-            200: array({"anyOf": [TEXT, array(TEXT), {"$ref": "#/components/schemas/UserFile"}]}),
+            200: Answer({JSON: LISTED, "*/*": {}}),
+            206: file(),
+            304: EMPTY,
+            416: EMPTY,
             **FAILURES,
             400: TEXT_OR_REFUSED,
             403: TEXT_OR_REFUSED,
@@ -103,6 +118,8 @@ def add_to(table: Table, server: PromptServer) -> None:
     )
     @answers_errors
     async def list_files(request: web.Request) -> web.StreamResponse:
+        if request.query.get("file"):
+            return await read(request)
         directory = request.query.get("dir", "")
         if not directory:
             return text(400, "Directory not provided")
@@ -143,7 +160,7 @@ def add_to(table: Table, server: PromptServer) -> None:
             raise file_error(error) from error
 
     @table.get(
-        "/userdata/{file:.+}",
+        f"/userdata/{file_part}",
         "A file of the user.",
         params=(USER,),
         answers={200: file(), 206: file(), 304: EMPTY, 416: EMPTY, **FAILURES},
@@ -159,7 +176,7 @@ def add_to(table: Table, server: PromptServer) -> None:
         return file_response(path, headers, OCTET_STREAM if is_active(mime) else mime)
 
     @table.post(
-        "/userdata/{file:.+}/move/{dest:.+}",
+        f"/userdata/{file_part}/move/{dest_part}",
         "Move or rename a file.",
         params=(USER, OVERWRITE, FULL_INFO),
         answers={200: STORED, **FAILURES},
@@ -170,12 +187,12 @@ def add_to(table: Table, server: PromptServer) -> None:
         source, target = name(request), name(request, "dest")
         return described(request, await asyncio.to_thread(files(request).move, source, target, overwrite))
 
+    @table.post("/userdata", "As /userdata/{file}.", params=(USER, FILE, OVERWRITE, FULL_INFO), **WRITE)
     @table.post(
-        "/userdata/{file:.+}",
+        f"/userdata/{file_part}",
         "Store a file: the body is its content.",
         params=(USER, OVERWRITE, FULL_INFO),
-        body=Body({"application/octet-stream": {}}, required=False),
-        answers={200: STORED, **FAILURES},
+        **WRITE,
     )
     @answers_errors
     async def write(request: web.Request) -> web.StreamResponse:
@@ -185,12 +202,8 @@ def add_to(table: Table, server: PromptServer) -> None:
         overwrite = may_overwrite(request)
         return described(request, await asyncio.to_thread(store.write, name(request), data, overwrite))
 
-    @table.delete(
-        "/userdata/{file:.+}",
-        "Delete a file.",
-        params=(USER,),
-        answers={204: EMPTY, **FAILURES},
-    )
+    @table.delete("/userdata", "As /userdata/{file}.", params=(USER, FILE), answers={204: EMPTY, **FAILURES})
+    @table.delete(f"/userdata/{file_part}", "Delete a file.", params=(USER,), answers={204: EMPTY, **FAILURES})
     @answers_errors
     async def delete(request: web.Request) -> web.StreamResponse:
         await asyncio.to_thread(files(request).delete, name(request))

@@ -46,15 +46,32 @@ async def test_without_the_flag_there_is_no_such_path(running):
     assert (await running.get("/tools/comfy/prompt"))[0] == 404
 
 
+async def use_file(server, path, other) -> None:
+    """Write, read, move and delete a file of the user, by paths written so."""
+    assert (await server.post(f"/api/userdata/{path}", data=b"[1]"))[:2] == (200, "workflows/deep/a.json")
+    assert (await server.get(f"/api/userdata/{path}"))[1] == [1]
+    assert (await server.post(f"/api/userdata/{path}/move/{other}"))[:2] == (200, "other/b.json")
+    assert (await server.request("DELETE", f"/api/userdata/{other}"))[0] == 204
+    assert (await server.get(f"/api/userdata/{other}"))[0] == 404
+
+
 @pytest.mark.parametrize("slash", ["%2F", "/"])
-async def test_paths_of_user_files_may_come_decoded(running, slash):
-    path = slash.join(("workflows", "deep", "a.json"))
-    assert (await running.post(f"/userdata/{path}", data=b"[1]"))[:2] == (200, "workflows/deep/a.json")
-    assert (await running.get(f"/api/userdata/{path}"))[1] == [1]
-    other = slash.join(("other", "b.json"))
-    assert (await running.post(f"/userdata/{path}/move/{other}"))[:2] == (200, "other/b.json")
-    assert (await running.request("DELETE", f"/userdata/{other}"))[0] == 204
-    assert (await running.get(f"/userdata/{other}"))[0] == 404
+async def test_paths_of_user_files_may_come_decoded_through_a_proxy(below, slash):
+    await use_file(below, slash.join(("workflows", "deep", "a.json")), slash.join(("other", "b.json")))
+    assert (await below.get("/userdata/..%2F..%2Fx"))[0] == 403 and (await below.get("/userdata/%2Fetc/x"))[0] == 403
+
+
+async def test_paths_of_user_files_may_come_in_the_query(running):
+    await use_file(running, "workflows%2Fdeep%2Fa.json", "other%2Fb.json")
+    query = "?file=workflows%2Fa.json"
+    assert (await running.post(f"/userdata{query}", data=b"[1]"))[:2] == (200, "workflows/a.json")
+    assert (await running.post(f"/userdata{query}&overwrite=false", data=b"[2]"))[0] == 409
+    assert (await running.get(f"/api/userdata{query}"))[1] == [1]
+    assert (await running.request("DELETE", f"/userdata{query}"))[0] == 204
+    assert (await running.get(f"/userdata{query}"))[0] == 404
+    for bad, status in (("", 400), ("?file=", 400), ("?file=..%2Fx", 403)):
+        assert (await running.post(f"/userdata{bad}", data=b"x"))[0] == status
+        assert (await running.request("DELETE", f"/userdata{bad}"))[0] == status
 
 
 @pytest.mark.parametrize("text", ["/comfy", "comfy", "/comfy/", "/a/b.c_d-e~1"])
