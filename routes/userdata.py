@@ -112,8 +112,6 @@ def add_to(table: Table, server: PromptServer) -> None:
             416: EMPTY,
             **FAILURES,
             400: TEXT_OR_REFUSED,
-            403: TEXT_OR_REFUSED,
-            404: TEXT_OR_REFUSED,
         },
     )
     @answers_errors
