@@ -14,6 +14,7 @@ import asyncio  # noqa: E402
 import contextlib  # noqa: E402
 import faulthandler  # noqa: E402
 import logging  # noqa: E402
+import math  # noqa: E402
 import os  # noqa: E402
 import shutil  # noqa: E402
 import signal  # noqa: E402
@@ -25,6 +26,8 @@ import folder_paths  # noqa: E402
 from comfy.cli_args import args, no_effect_notes  # noqa: E402
 
 EXIT_OK, EXIT_FAILED = 0, 1
+LAST_SECONDS = 1.7  # for sockets to close once all is stored
+RESTART_SECONDS = 5  # after which a client may try again
 STARTED = time.perf_counter()
 log = logging.getLogger("darkroom")
 
@@ -107,10 +110,14 @@ def load_nodes(server) -> None:
 async def serve() -> int:
     """Run the server until a signal or a fatal error; returns the exit status."""
     import execution
+    import workers.drain
     import workers.local
+    import workers.watchdog
     from assets.database import DatabaseUnavailable
+    from jobs.limits import time_limit
     from jobs.opening import open_ledger
     from jobs.recovery import recover
+    from jobs.retry import RetryPolicy
     from server import PromptServer
 
     loop = asyncio.get_running_loop()
@@ -125,11 +132,23 @@ async def serve() -> int:
     server.jobs.attach(queue)
     server.number = server.jobs.next_number()
     recover(server.jobs, queue, args.on_restart)
-    worker = workers.local.PromptWorker(server, queue)
+    policy = RetryPolicy(args.max_attempts, args.retry_oom)
+    worker = workers.local.PromptWorker(server, queue, retry_behind=policy.behind, succeeded=server.run_times.note)
+    server.watchdog = workers.watchdog.Watchdog(
+        worker,
+        queue,
+        lambda entry: time_limit(entry.extra_data, args.job_timeout),
+        args.stuck_seconds if args.on_stuck == "exit" else 0,
+        lambda: loop.call_soon_threadsafe(stop, workers.watchdog.EXIT_STUCK),
+    )
+    hurry = asyncio.Event()
 
     def stop(status: int = EXIT_OK) -> None:
         if not server.stop_requested.done():
+            server.retry_after = math.ceil(args.drain_seconds) + RESTART_SECONDS
             server.stop_requested.set_result(status)
+        else:
+            hurry.set()
 
     for sig in (signal.SIGINT, signal.SIGTERM):
         try:
@@ -144,6 +163,7 @@ async def serve() -> int:
         log.error("cannot listen on %s port %d: %s", args.listen, args.port, error.strerror or error)
         return EXIT_FAILED
     worker.start()
+    server.watchdog.start()
     threading.Thread(target=load_nodes, args=(server,), name="load-nodes", daemon=True).start()
     if args.auto_launch:
         threading.Thread(target=open_browser, daemon=True).start()
@@ -156,10 +176,32 @@ async def serve() -> int:
             target=lambda: (server.wait_nodes_ready(), loop.call_soon_threadsafe(stop)), daemon=True
         ).start()
     status = await server.stop_requested
-    worker.stop()
+    server.watchdog.stop()
+    await workers.drain.drain(queue, worker, args.drain_seconds, hurry)
+    end_at_the_latest(status)
     await server.close()
     server.jobs.close()
     return status
+
+
+def end_at_the_latest(status: int) -> None:
+    """End the process in a moment even if a connection, or a thread that the loop waits for, holds it up."""
+
+    def end() -> None:
+        log.warning("something holds up the end of the server; it ends now")
+        leave(status)
+
+    timer = threading.Timer(LAST_SECONDS, end)
+    timer.daemon = True
+    timer.start()
+
+
+def leave(status: int) -> None:
+    """End the process. A node may still be computing; tearing the interpreter down under it can hang or crash."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    logging.shutdown()
+    os._exit(status)
 
 
 def address_url() -> str:
@@ -205,9 +247,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    status = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    logging.shutdown()
-    # A node may still be computing on the worker; tearing the interpreter down under it can hang or crash.
-    os._exit(status)
+    leave(main())

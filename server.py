@@ -27,6 +27,7 @@ from gateway.origin import OriginCheck
 from gateway.pack_routes import PackRoutes
 from gateway.readiness import NodesReady, NodesUnavailable
 from gateway.snapshot import snapshot
+from jobs.estimates import RunTimes
 from jobs.store import StoreUnavailable
 from protocol import BinaryEventTypes, text_frame
 from userdata import UserManager
@@ -36,7 +37,7 @@ __all__ = ["BinaryEventTypes", "PromptServer"]
 log = logging.getLogger(__name__)
 
 PromptHandler = Callable[[dict[str, Any]], dict[str, Any]]
-SHUTDOWN_TIMEOUT = 2.0  # seconds for requests in progress once the server stops
+SHUTDOWN_TIMEOUT = 0.5  # seconds for requests in progress once the server stops
 KEEP_ALIVE = 75.0  # seconds an idle connection is kept, as most clients' pools expect
 
 
@@ -52,6 +53,9 @@ class PromptServer:
         self.supports: list[str] = ["custom_nodes_from_web"]
         self.prompt_queue: Any = None  # set by execution.PromptQueue
         self._jobs: Any = None
+        self.run_times = RunTimes()
+        self.watchdog: Any = None  # the workers.watchdog.Watchdog; set by main
+        self.retry_after: int | None = None  # set once prompts are refused because the server stops: seconds
         self.number = 0  # the queue position of the next prompt without one of its own
         # The run in progress; written by the worker.
         self.client_id: str | None = None
@@ -129,12 +133,31 @@ class PromptServer:
 
     def get_queue_info(self) -> dict[str, Any]:
         """`{"exec_info": {"queue_remaining": pending + running}}`."""
-        remaining = self.prompt_queue.get_tasks_remaining() if self.prompt_queue is not None else 0
-        return {"exec_info": {"queue_remaining": remaining}}
+        queue = self.prompt_queue
+        info: dict[str, Any] = {"queue_remaining": queue.get_tasks_remaining() if queue is not None else 0}
+        if queue is not None and queue.was_paused:  # clients of a server that never pauses see no new key
+            info["paused"] = queue.paused
+        return {"exec_info": info}
 
     def queue_updated(self) -> None:
         """Tell every connection how many prompts there are. Called by the queue, holding its lock."""
-        self.hub.send_status(self.prompt_queue.get_tasks_remaining())
+        self.hub.send_status(self.get_queue_info())
+
+    def worker_state(self) -> dict[str, Any]:
+        """What the worker is doing (see `workers.watchdog.Watchdog.state`)."""
+        if self.watchdog is None:
+            return {"state": "dead", "message": "there is no worker"}
+        return self.watchdog.state()
+
+    def estimates(self) -> dict[str, Any]:
+        """When each waiting prompt will start, in their order; no times while the queue is paused. Not for the loop."""
+        queue = self.prompt_queue
+        with queue.mutex:
+            paused, running, pending = queue.paused, queue.attempts(), queue.queue
+        jobs = [{"id": ident, **guess} for ident, guess in self.run_times.of_queue(running, pending).items()]
+        if paused:
+            jobs = [{**job, "estimated_start_time": None} for job in jobs]
+        return {"paused": paused, "jobs": jobs}
 
     def outputs_of_run(self, prompt_id: str) -> dict[str, Any]:
         """What a running prompt has put out so far, as the history will have it: node id -> ui object."""

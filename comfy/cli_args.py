@@ -249,6 +249,7 @@ def build_parser() -> argparse.ArgumentParser:
     ui.add_argument("--disable-manager-ui", action="store_true", help="manager without its user interface")
     ui.add_argument("--enable-manager-legacy-ui", action="store_true", help="manager with its old user interface")
 
+    _add_job_flags(parser)
     _add_device_flags(parser)
     _add_precision_flags(parser)
 
@@ -309,6 +310,63 @@ def _add_protection_flags(parser: argparse.ArgumentParser) -> None:
         "--follow-links",
         action="store_true",
         help="follow symbolic links that lead out of the input, output and temp folders",
+    )
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0 on")
+    return seconds
+
+
+def _attempts(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 100:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to 100")
+    return int(text)
+
+
+def _add_job_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("running jobs")
+    group.add_argument(
+        "--job-timeout",
+        type=_seconds,
+        default=0,
+        metavar="SECONDS",
+        help="end a job that runs longer; extra_data.timeout may ask for less (%(default)s: no limit)",
+    )
+    group.add_argument(
+        "--max-attempts",
+        type=_attempts,
+        default=2,
+        metavar="N",
+        help="run a job again that timed out or whose worker died, N times in all (%(default)s)",
+    )
+    group.add_argument(
+        "--retry-oom", action="store_true", help="run a job again, once, that ran out of memory, with models unloaded"
+    )
+    group.add_argument(
+        "--drain-seconds",
+        type=_seconds,
+        default=0,
+        metavar="SECONDS",
+        help="when told to stop, let the running job go on that long before it is put back (%(default)s)",
+    )
+    group.add_argument(
+        "--on-stuck",
+        choices=("wait", "exit"),
+        default="wait",
+        help="what to do about a node that does not stop: wait, or end the process with status 75 (%(default)s)",
+    )
+    group.add_argument(
+        "--stuck-seconds",
+        type=_seconds,
+        default=60,
+        metavar="SECONDS",
+        help="how long a node may take to stop, for --on-stuck exit (%(default)s)",
     )
 
 

@@ -34,6 +34,7 @@ class StopOrder:
     by: Actor | None = None
     detail: str | None = None
     at: int = field(default_factory=lambda: int(time.time() * 1000))  # ms since the epoch
+    since: float = field(default_factory=time.monotonic)
 
 
 @dataclass(eq=False)

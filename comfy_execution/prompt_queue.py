@@ -71,6 +71,7 @@ class QueueEntry(tuple):
         if number == self[0]:
             return self
         other = super().__new__(QueueEntry, (number, *self[1:]))
+        other.__dict__.update(self.__dict__)
         other.json = b"[" + jsonbytes.encode(number) + self.json[self.json.index(b",") :]
         return other
 

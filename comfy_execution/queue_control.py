@@ -179,6 +179,18 @@ class QueueControl:
             self.server.queue_updated()
             return True
 
+    def run_again(self, entry: QueueEntry) -> QueueEntry:
+        """Queue a prompt that has ended once more, under its id: its history entry goes.
+
+        Raises:
+            NotPending: it waits or runs.
+        """
+        with self.mutex:
+            if entry[1] in self._line or entry[1] in self.running_ids():
+                raise NotPending({entry[1]: "running" if entry[1] in self.running_ids() else "pending"})
+            self.delete_history_item(entry[1])
+            return self.put(entry)
+
     # --- looking ---------------------------------------------------------------------------------------------
 
     def attempts(self) -> list[Attempt]:

@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 PING_EVERY = 25.0  # seconds; below the usual idle limit of proxies
 PEER_SILENT = 300.0  # seconds without any frame, pongs included, after which a peer counts as dead
 LARGEST_MESSAGE = 4 << 20  # bytes from a client
+GOODBYE_TIMEOUT = 0.7  # seconds for all clients to say goodbye when the server stops
 CLOSE_TIMEOUT = 2.0  # seconds to wait for the client's half of the closing handshake
 
 # Queue counts sent at once before they are gathered, and the seconds in which one more may go at once.
@@ -39,7 +40,7 @@ STATUS_INTERVAL = 0.05
 
 @dataclass(frozen=True, slots=True)
 class _Status:
-    remaining: int
+    info: dict[str, Any]  # {"exec_info": {…}}
 
 
 class Hub:
@@ -72,7 +73,7 @@ class Hub:
         self._inbox: deque[tuple[Frame, str | None] | _Status] = deque()
         self._lock = threading.Lock()
         self._delivery_due = False
-        self._held_status: int | None = None
+        self._held_status: dict[str, Any] | None = None
         self._status_credit = float(STATUS_BURST)
         self._status_at = 0.0
         self._pinger: asyncio.Task | None = None
@@ -100,9 +101,9 @@ class Hub:
             return
         self._post((frame, sid))
 
-    def send_status(self, remaining: int) -> None:
-        """Tell everyone how many prompts are queued or running."""
-        self._post(_Status(remaining))
+    def send_status(self, info: dict[str, Any]) -> None:
+        """Tell everyone how many prompts are queued or running. info: `{"exec_info": {"queue_remaining": number}}`."""
+        self._post(_Status(info))
 
     def _post(self, item: tuple[Frame, str | None] | _Status) -> None:
         with self._lock:
@@ -123,7 +124,7 @@ class Hub:
             self._delivery_due = False
         for item in items:
             if isinstance(item, _Status):
-                self._on_status(item.remaining)
+                self._on_status(item.info)
                 continue
             self._flush_status()  # an event never overtakes the queue count that came before it
             frame, sid = item
@@ -132,7 +133,7 @@ class Hub:
             else:
                 self._to_client(sid, frame)
 
-    def _on_status(self, remaining: int) -> None:
+    def _on_status(self, info: dict[str, Any]) -> None:
         now = self._loop.time()
         earned = (now - self._status_at) / STATUS_INTERVAL
         self._status_credit = min(float(STATUS_BURST), self._status_credit + earned)
@@ -140,19 +141,19 @@ class Hub:
         if self._held_status is None:
             if self._status_credit >= 1.0:
                 self._status_credit -= 1.0
-                self._broadcast_status(remaining)
+                self._broadcast_status(info)
                 return
             self._loop.call_later(STATUS_INTERVAL, self._flush_status)
-        self._held_status = remaining
+        self._held_status = info
 
     def _flush_status(self) -> None:
         if self._held_status is not None:
-            remaining, self._held_status = self._held_status, None
-            self._broadcast_status(remaining)
+            info, self._held_status = self._held_status, None
+            self._broadcast_status(info)
 
-    def _broadcast_status(self, remaining: int) -> None:
+    def _broadcast_status(self, info: dict[str, Any]) -> None:
         if self._connections:
-            frame, _ = encode_event("status", {"status": {"exec_info": {"queue_remaining": remaining}}})
+            frame, _ = encode_event("status", {"status": info})
             self._broadcast(Frame(frame, replaces=("status",)))
 
     def _to_client(self, sid: str, frame: Frame) -> None:
@@ -288,5 +289,12 @@ class Hub:
         if self._pinger is not None:
             self._pinger.cancel()
             self._pinger = None
-        closing = [c.ws.close(code=WSCloseCode.GOING_AWAY, message=b"server shutdown") for c in self._connections]
-        await asyncio.gather(*closing, return_exceptions=True)
+        connections = list(self._connections)
+        closing = [
+            asyncio.ensure_future(c.ws.close(code=WSCloseCode.GOING_AWAY, message=b"server shutdown"))
+            for c in connections
+        ]
+        if closing:
+            _, silent = await asyncio.wait(closing, timeout=GOODBYE_TIMEOUT)
+            for task in silent:  # the close frame is on its way; the client's half of the handshake is not
+                task.cancel()

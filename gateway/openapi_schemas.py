@@ -70,7 +70,13 @@ _PROMPTS: dict[str, Schema] = {
             "front": {**BOOLEAN, "description": "Run before everything that is not in front"},
             "extra_data": shape(
                 {},
-                {"extra_pnginfo": OBJECT, "client_id": TEXT, "preview_method": TEXT},
+                {
+                    "extra_pnginfo": OBJECT,
+                    "client_id": TEXT,
+                    "preview_method": TEXT,
+                    "timeout": {**NUMBER, "exclusiveMinimum": 0, "description": "Seconds the job may run"},
+                    "retry": {"description": "When to run the job again; see docs/operations.md"},
+                },
                 "Kept with the prompt; each key of extra_pnginfo becomes a text chunk of saved PNG files",
             ),
             "partial_execution_targets": {
@@ -91,10 +97,14 @@ _PROMPTS: dict[str, Schema] = {
     "PromptRefused": shape({"error": ref("ErrorDetails"), "node_errors": mapping(ref("NodeErrors"))}),
     "ErrorDetails": shape({"type": TEXT, "message": TEXT, "details": TEXT, "extra_info": OBJECT}),
     "NodeErrors": shape({"errors": array(ref("ErrorDetails")), "dependent_outputs": TEXTS, "class_type": TEXT}),
-    "ExecInfo": shape({"exec_info": shape({"queue_remaining": COUNT}, about="Pending and running prompts")}),
+    "ExecInfo": shape(
+        {"exec_info": shape({"queue_remaining": COUNT}, {"paused": BOOLEAN}, "Pending and running prompts")}
+    ),
 }
 
 HOW_IT_ENDED: Schema = {"anyOf": [ref("RunStatus"), {"type": "null"}]}
+
+CANCEL_ANSWER: Schema = choice("cancelled", "stopping", "already_finished", "unknown")
 
 _QUEUE: dict[str, Schema] = {
     "QueueItem": {
@@ -201,7 +211,55 @@ _QUEUE: dict[str, Schema] = {
         },
         {"worker": OBJECT},
     ),
-    "Cancelled": shape({"cancelled": {**BOOLEAN, "description": "Whether there was anything to cancel"}}),
+    "Cancelled": shape(
+        {"cancelled": {**BOOLEAN, "description": "Whether there was anything to cancel"}},
+        {"id": TEXT, "state": CANCEL_ANSWER, "jobs": mapping(CANCEL_ANSWER)},
+        "With `?detail=true` also what became of each id",
+    ),
+    "Move": shape(
+        {"ids": {**TEXTS, "minItems": 1, "description": "In the order they are to have"}},
+        {
+            "number": {"description": "A number (behind those that have it), `front` or `back`"},
+            "to": choice("front", "back"),
+            "before": {**TEXT, "description": "Id of a waiting prompt"},
+            "after": {**TEXT, "description": "Id of a waiting prompt"},
+        },
+        "Exactly one of number, to, before and after",
+    ),
+    "Moved": shape({"moved": array(shape({"id": TEXT, "number": NUMBER}))}),
+    "NotPending": shape(
+        {"error": TEXT, "not_pending": mapping(choice("running", "already_finished", "unknown"))},
+        about="Nothing was moved",
+    ),
+    "Paused": shape({"paused": BOOLEAN}),
+    "Estimates": shape(
+        {
+            "paused": BOOLEAN,
+            "jobs": array(
+                shape(
+                    {
+                        "id": TEXT,
+                        "position": {**COUNT, "description": "From 1"},
+                        "estimated_start_time": nullable(MILLISECONDS),
+                        "estimated_seconds": nullable(NUMBER),
+                    }
+                )
+            ),
+        },
+        about="Null where nothing like it has run yet, and while the queue is paused",
+    ),
+    "RetryRequest": shape(
+        {},
+        {
+            "inputs": {**mapping(OBJECT), "description": "Node id -> input -> other value; makes a new job"},
+            "number": {"type": ["number", "string"]},
+            "front": BOOLEAN,
+        },
+    ),
+    "Retried": shape(
+        {"prompt_id": TEXT, "number": NUMBER},
+        {"retry_of": {**TEXT, "description": "The old job, if this is a new one"}, "node_errors": OBJECT},
+    ),
     "JobIds": shape({"job_ids": array(UUID)}),
 }
 

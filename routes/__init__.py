@@ -22,9 +22,11 @@ Handler = Callable[[web.Request], Any]
 MODULES = (
     "prompt",
     "queue",
+    "queue_control",
     "history",
     "jobs",
     "health",
+    "job_control",
     "nodes",
     "system",
     "view",

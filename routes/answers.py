@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import errno
+import logging
 from typing import Any
 
 from aiohttp import web
 
+from comfy_execution.outcomes import Actor
 from protocol import InvalidJson, from_json, to_json
+
+log = logging.getLogger(__name__)
 
 
 def json_body(data: bytes, status: int = 200) -> web.Response:
@@ -50,6 +54,16 @@ async def read_object(request: web.Request) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise Refused(f"the body must be a JSON object, not {json_type(value)}")
     return value
+
+
+def actor_of(request: web.Request) -> Actor:
+    """Who sent a request, for logs and for the ledger of jobs."""
+    return Actor(request.remote, f"{request.method} {request.path}")
+
+
+def log_request(request: web.Request, what: str) -> None:
+    """Write to the log who did what."""
+    log.info("%s %s (%s %s)", request.remote, what, request.method, request.path)
 
 
 def json_type(value: Any) -> str:

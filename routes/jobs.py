@@ -11,9 +11,7 @@ from comfy_execution import jobs
 from gateway.openapi import BOOLEAN, INTEGER, REFUSED, Parameter, bounded, one_of
 from jobs import deletion, pages
 from jobs.store import Query
-from routes.answers import Refused, flag_query, int_query, json_answer, json_body, read_object
-from routes.prompt import is_canonical_uuid
-from routes.queue import interrupt_running
+from routes.answers import Refused, flag_query, int_query, json_answer, json_body
 
 if TYPE_CHECKING:
     from routes import Table
@@ -60,12 +58,6 @@ def query_of(request: web.Request) -> Query:
         limit=limit,
         offset=max(0, offset),
     )
-
-
-def cancel(server: PromptServer, asked_by: str | None, prompt_id: str) -> bool:
-    """Interrupt a running prompt, drop a pending one; False for any other id."""
-    dropped = server.prompt_queue.delete_queue_items([prompt_id])
-    return bool(dropped) or interrupt_running(server, asked_by, prompt_id)
 
 
 def add_to(table: Table, server: PromptServer) -> None:
@@ -136,29 +128,3 @@ def add_to(table: Table, server: PromptServer) -> None:
         if deleted is None:
             raise Refused("Job not found", 404)
         return json_answer(deleted)
-
-    @table.post(
-        "/jobs/{id}/cancel",
-        "Interrupt a running job, or drop a waiting one.",
-        answers={200: "Cancelled"},
-        plain=False,
-    )
-    async def cancel_one(request: web.Request) -> web.Response:
-        return json_answer({"cancelled": cancel(server, request.remote, request.match_info["id"])})
-
-    @table.post(
-        "/jobs/cancel",
-        "Cancel several jobs.",
-        body="JobIds",
-        answers={200: "Cancelled", 400: "InvalidIds"},
-        plain=False,
-    )
-    async def cancel_many(request: web.Request) -> web.Response:
-        ids = (await read_object(request)).get("job_ids")
-        if not isinstance(ids, list):
-            raise Refused("job_ids must be an array")
-        invalid = [str(i) for i in ids if not is_canonical_uuid(i)]
-        if invalid:
-            raise Refused("job_ids must be UUIDs", invalid_ids=invalid)
-        cancelled = [ident for ident in ids if cancel(server, request.remote, ident)]
-        return json_answer({"cancelled": bool(cancelled)})

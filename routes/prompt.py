@@ -14,7 +14,7 @@ from aiohttp import web
 
 from comfy_execution.prompt_queue import QueueEntry
 from gateway.openapi import Parameter
-from jobs import submissions
+from jobs import limits, retry, submissions
 from jobs.ledger import Submission
 from protocol import InvalidJson, from_json, to_json
 from routes.answers import json_answer, json_type
@@ -42,18 +42,27 @@ class PromptRefused(Exception):
         details: str = "",
         extra_info: dict[str, Any] | None = None,
         status: int = 400,
+        node_errors: dict[str, Any] | None = None,
         headers: dict[str, str] | None = None,
     ):
         super().__init__(message)
         self.status = status
+        self.node_errors = node_errors or {}
         self.headers = headers or {}
         self.error = {"type": type, "message": message, "details": details, "extra_info": extra_info or {}}
 
     def answer(self) -> web.Response:
         """The HTTP answer."""
-        answer = json_answer({"error": self.error, "node_errors": {}}, self.status)
+        answer = json_answer({"error": self.error, "node_errors": self.node_errors}, self.status)
         answer.headers.update(self.headers)
         return answer
+
+
+def refuse_if_stopping(server: PromptServer) -> None:
+    """PromptRefused (503) once the server has been told to stop."""
+    if server.retry_after is not None:
+        headers = {"Retry-After": str(server.retry_after)}
+        raise PromptRefused("server_stopping", "the server is stopping", status=503, headers=headers)
 
 
 def is_canonical_uuid(value: Any) -> bool:
@@ -179,6 +188,14 @@ def extra_data_of(body: dict[str, Any], usage_source: str | None) -> dict[str, A
         extra.pop("extra_pnginfo", None)
     elif not isinstance(pnginfo, dict):
         raise PromptRefused("invalid_extra_data", "extra_data.extra_pnginfo must be an object")
+    try:
+        limits.seconds_of(extra.get("timeout"))
+    except ValueError as error:
+        raise PromptRefused("invalid_timeout", str(error)) from error
+    try:
+        retry.rule_of(extra.get("retry"), retry.RetryRule())
+    except ValueError as error:
+        raise PromptRefused("invalid_retry", str(error)) from error
     if usage_source is not None:
         extra.setdefault("comfy_usage_source", usage_source)
     extra["create_time"] = int(time.time() * 1000)
@@ -218,17 +235,19 @@ def add_to(table: Table, server: PromptServer) -> None:
         "Check a prompt and queue it.",
         params=(Parameter("Comfy-Usage-Source", description="Kept in extra_data", location="header"),),
         body="PromptRequest",
-        answers={200: "PromptAccepted", 400: "PromptRefused", 409: "PromptRefused", 429: "PromptRefused"},
+        answers={200: "PromptAccepted", **dict.fromkeys((400, 409, 429, 503), "PromptRefused")},
     )
     async def post_prompt(request: web.Request) -> web.Response:
         data = await request.read()
         try:
+            refuse_if_stopping(server)
             try:
                 body = from_json(data)
             except InvalidJson as error:
                 raise PromptRefused("invalid_json", "the body is not valid JSON", str(error)) from error
             refuse_when_full(server, len(data))
             await server.nodes_ready.wait_async()
+            refuse_if_stopping(server)
             return await submit(body, request.headers.get("Comfy-Usage-Source"))
         except PromptRefused as refusal:
             return refusal.answer()

@@ -3,36 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from comfy.interrupt import interrupt_current_processing
 from gateway.openapi import EMPTY, JSON, REFUSED, Body
 from protocol import InvalidJson, from_json
-from routes.answers import Refused, empty, json_body, read_json, read_object, text_list
+from routes.answers import Refused, actor_of, empty, json_body, read_json, read_object, text_list
 
 if TYPE_CHECKING:
     from routes import Table
     from server import PromptServer
-
-log = logging.getLogger(__name__)
-
-
-def interrupt_running(server: PromptServer, asked_by: str | None, prompt_id: str | None = None) -> bool:
-    """Interrupt what runs, or only that prompt. Tells whether there was something to interrupt.
-
-    asked_by: the client's address, for the log.
-    """
-    queue = server.prompt_queue
-    with queue.mutex:  # or the prompt could end, and the next one get the interrupt
-        running = queue.running_ids()
-        if not running or (prompt_id is not None and prompt_id not in running):
-            return False
-        interrupt_current_processing()
-    log.info("%s interrupts %s", asked_by, prompt_id or ", ".join(running))
-    return True
 
 
 def add_to(table: Table, server: PromptServer) -> None:
@@ -48,9 +29,9 @@ def add_to(table: Table, server: PromptServer) -> None:
         body = await read_object(request)
         ids = set(text_list(body["delete"], "delete")) if body.get("delete") is not None else set()
         if body.get("clear"):
-            server.prompt_queue.wipe_queue()
+            server.prompt_queue.wipe_queue(actor_of(request))
         if ids:
-            server.prompt_queue.delete_queue_items(ids)
+            server.prompt_queue.delete_queue_items(ids, actor_of(request))
         return empty()
 
     @table.post(
@@ -69,7 +50,7 @@ def add_to(table: Table, server: PromptServer) -> None:
         prompt_id = body.get("prompt_id")
         if prompt_id is not None and not isinstance(prompt_id, str):
             raise Refused("prompt_id must be a string")
-        interrupt_running(server, request.remote, prompt_id or None)
+        server.prompt_queue.interrupt(actor_of(request), prompt_id or None)
         return empty()
 
     @table.post("/free", "Free memory, once nothing runs.", body="FreeRequest", answers={200: EMPTY, **REFUSED})

@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 _COLLECT_SECONDS = 10.0  # least time between two full garbage collections
 _IDLE_COLLECT_SECONDS = 60.0  # the same while nothing runs; other threads leave rubbish too
 _RESTART_SECONDS = 0.5  # before a dead worker is replaced, so that one that cannot live does not spin
+_SETTLE_SECONDS = 1.0  # how long the end of an attempt that was given up waits for the store
 _NEVER = 1_000_000  # a threshold of the collector that is not reached while a prompt runs
 
 
@@ -47,6 +48,7 @@ class PromptWorker:
         make_executor: makes the executor, once nodes are there (default: by the command line).
         retry_behind: whether an attempt that failed is worth another: behind how many of those that wait it is to go;
             None: it has ended (the default for all).
+        succeeded: told the entry and the seconds of each attempt that succeeded.
     """
 
     def __init__(
@@ -55,11 +57,13 @@ class PromptWorker:
         queue: PromptQueue,
         make_executor: Callable[[Any], Any] | None = None,
         retry_behind: Callable[[Attempt, Outcome], int | None] = lambda attempt, outcome: None,
+        succeeded: Callable[[QueueEntry, float], None] = lambda entry, seconds: None,
     ) -> None:
         self.server = server
         self.queue = queue
         self._make_executor = make_executor or executor_by_arguments
         self._retry_behind = retry_behind
+        self._succeeded = succeeded
         self.deaths = 0  # how often its thread had to be replaced
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
@@ -173,6 +177,8 @@ class PromptWorker:
         if stopped and outcome.reason == INTERRUPTED:
             self._put_back(attempt, SHUTDOWN, "the server stopped while it ran", 0)
             return False
+        if outcome.state == COMPLETED:
+            self._succeeded(attempt.entry, attempt.seconds())
         behind = self._retry_behind(attempt, outcome)
         if behind is not None:
             self._put_back(attempt, outcome.reason, outcome.detail, behind)
@@ -201,34 +207,55 @@ class PromptWorker:
         """
         if self._task is None:
             return False
-        entry, task_id = self._task
+        task_id = self._task[1]
         self._task = None
         if task_id not in self.queue.currently_running:
             return False
-        data = {
-            "prompt_id": entry.prompt_id,
-            "node_id": None,
-            "node_type": None,
-            "executed": [],
-            "exception_message": "The worker ended while it ran this prompt\n",
-            "exception_type": "WorkerDied" if error is None else faults.type_name(error),
-            "traceback": [],
-            "current_inputs": {},
-            "current_outputs": [],
-            "timestamp": int(time.time() * 1000),
-        }
         attempt = self.queue.attempt_of(task_id)
         attempt.settle()
-        reason = WORKER_DIED if error is None else classify(error)
-        outcome = outcome_by("execution_error", data, reason, attempt)
-        status = ExecutionStatus("error", False, [["execution_error", data]])
-        if not self._finish_or_retry(attempt, {"outputs": {}, "meta": {}}, status, outcome):
+        data = _failure(attempt, "The worker ended while it ran this prompt", "WorkerDied")
+        if error is not None:
+            data["exception_type"] = faults.type_name(error)
+        return self._end_from_outside(attempt, "execution_error", data, WORKER_DIED if error is None else None, error)
+
+    def give_up(self, attempt: Attempt) -> bool:
+        """End an attempt that was told to stop and does not: its node has the thread, which cannot be taken from it.
+
+        What the node still does counts for nothing. Returns whether the prompt has ended (or else is put back).
+        """
+        with self.queue.mutex:
+            if attempt.stop is None or attempt.settled or attempt.task_id not in self.queue.currently_running:
+                return False
+            order = attempt.settle()
+        if order.reason == INTERRUPTED:
+            where = {"prompt_id": attempt.prompt_id, "node_id": None, "node_type": None, "executed": []}
+            return self._end_from_outside(attempt, "execution_interrupted", _stamped(where), INTERRUPTED)
+        if order.reason == SHUTDOWN:
+            self._put_back(attempt, SHUTDOWN, "the server stopped while it ran", 0)
+            self.queue.observer.settle(_SETTLE_SECONDS)
             return False
-        self.queue.observer.settle()
-        client_id = entry.extra_data.get("client_id")
-        if client_id is not None:
-            self.server.send_sync("execution_error", data, client_id)
-        return True
+        data = _failure(attempt, order.detail or order.reason, "JobTimeout")
+        return self._end_from_outside(attempt, "execution_error", data, order.reason)
+
+    def _end_from_outside(
+        self,
+        attempt: Attempt,
+        event: str,
+        data: dict[str, Any],
+        reason: str | None,
+        error: BaseException | None = None,
+    ) -> bool:
+        """End an attempt whose executor can no longer do it. Returns whether the prompt has ended."""
+        reason = reason or (classify(error) if error is not None else NODE_ERROR)
+        status = ExecutionStatus("error", False, [[event, data]])
+        outcome = outcome_by(event, data, reason, attempt)
+        ended = self._finish_or_retry(attempt, {"outputs": {}, "meta": {}}, status, outcome)
+        attempt.over = True
+        self.queue.observer.settle(_SETTLE_SECONDS)
+        client_id = attempt.entry.extra_data.get("client_id")
+        if ended and (client_id is not None or event == "execution_interrupted"):
+            self.server.send_sync(event, data, client_id)
+        return ended
 
     # --- between prompts ---------------------------------------------------------------------------------
 
@@ -264,6 +291,28 @@ class PromptWorker:
             management.soft_empty_cache()
 
 
+def _stamped(data: dict[str, Any]) -> dict[str, Any]:
+    return {**data, "timestamp": int(time.time() * 1000)}
+
+
+def _failure(attempt: Attempt, message: str, kind: str) -> dict[str, Any]:
+    """The data of an execution_error that is no node's."""
+    node = attempt.watch.node()
+    return _stamped(
+        {
+            "prompt_id": attempt.prompt_id,
+            "node_id": node[0] if node else None,
+            "node_type": node[1] if node else None,
+            "executed": [],
+            "exception_message": f"{message}\n",
+            "exception_type": kind,
+            "traceback": [],
+            "current_inputs": {},
+            "current_outputs": [],
+        }
+    )
+
+
 def outcome_by(event: str, data: dict[str, Any], reason: str | None, attempt: Attempt) -> Outcome:
     """What the last event of a run says about its job, with the reason that the executor knows."""
     if event == "execution_success":
@@ -280,7 +329,7 @@ def tell_put_back(server: Any, attempt: Attempt, reason: str, detail: str | None
     client_id = attempt.entry.extra_data.get("client_id")
     if client_id is not None:
         data = {"prompt_id": attempt.prompt_id, "attempt": attempt.number, "reason": reason, "detail": detail}
-        server.send_sync("job_put_back", {**data, "timestamp": int(time.time() * 1000)}, client_id)
+        server.send_sync("job_put_back", _stamped(data), client_id)
 
 
 def executor_by_arguments(server: Any) -> Any:
