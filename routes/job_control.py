@@ -37,7 +37,7 @@ async def cancel(server: PromptServer, request: web.Request, ids: list[str]) -> 
 
 
 def changed_graph(graph: dict[str, Any], changes: Any) -> dict[str, Any]:
-    """A graph with other inputs. changes: node id -> input name -> value. Refused (400) for a node that is not there."""
+    """A graph with other inputs: node id -> input name -> value. Refused (400) for a node that is not there."""
     if not isinstance(changes, dict):
         raise Refused(f"inputs must be an object of node ids, not {json_type(changes)}")
     graph = copy.deepcopy(graph)

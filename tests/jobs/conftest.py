@@ -10,6 +10,10 @@ from comfy_execution.prompt_queue import ExecutionStatus, PromptQueue
 from jobs.ledger import Ledger
 from jobs.recovery import recover
 from jobs.sqlite_store import SqliteStore
+from tests.jobs.control_kit import live
+from tests.server.conftest import base, flags, start
+
+__all__ = ["base", "flags", "live", "start"]
 
 EVENTS = {"completed": "execution_success", "failed": "execution_error", "cancelled": "execution_interrupted"}
 
