@@ -16,7 +16,14 @@ from comfy_execution.queue_control import NotPending
 from gateway.openapi import BOOLEAN, JSON, Body, Parameter
 from protocol import InvalidJson, from_json
 from routes.answers import Refused, actor_of, flag_query, json_answer, json_type, log_request, read_object
-from routes.prompt import PromptRefused, checked_graph, is_canonical_uuid, queue_number, refuse_if_stopping
+from routes.prompt import (
+    PromptRefused,
+    checked_graph,
+    is_canonical_uuid,
+    queue_number,
+    refuse_if_stopping,
+    refuse_when_full,
+)
 
 if TYPE_CHECKING:
     from routes import Table
@@ -91,12 +98,19 @@ def add_to(table: Table, server: PromptServer) -> None:
         "/jobs/{id}/retry",
         "Run a job again that has failed or was cancelled; with changed inputs, as a new job linked to the old one.",
         body=Body({JSON: "RetryRequest"}, required=False),
-        answers={200: "Retried", 400: "PromptRefused", 404: "Refused", 409: "Refused", 503: "PromptRefused"},
+        answers={
+            200: "Retried",
+            400: "PromptRefused",
+            404: "Refused",
+            409: "Refused",
+            **dict.fromkeys((429, 503), "PromptRefused"),
+        },
         plain=False,
     )
     async def retry(request: web.Request) -> web.Response:
         try:
             refuse_if_stopping(server)
+            refuse_when_full(server)
             await server.nodes_ready.wait_async()
             return await run_again(request)
         except PromptRefused as refusal:
@@ -115,7 +129,7 @@ def add_to(table: Table, server: PromptServer) -> None:
         if job is None:
             raise Refused("Job not found", 404)
         if not job.is_over:
-            raise Refused(f"the job is {job.state}; only a job that has ended can run again", 409, status=job.state)
+            raise Refused(f"the job is {job.state}; only a job that has ended can run again", 409, state=job.state)
         entry = await asyncio.to_thread(server.jobs.entry, ident)
         if entry is None:
             raise Refused("what this job ran is no longer kept", 409)
@@ -123,7 +137,7 @@ def add_to(table: Table, server: PromptServer) -> None:
         if body.get("inputs"):
             return await run_changed(request, entry, number, body["inputs"])
         if job.state == "completed":
-            raise Refused("the job has completed; send changed inputs to run it in another way", 409, status=job.state)
+            raise Refused("the job has completed; send changed inputs to run it in another way", 409, state=job.state)
         await validated(ident, entry[2], entry[4])
         try:
             server.prompt_queue.run_again(entry.with_number(number))

@@ -1,0 +1,224 @@
+"""Moving, pausing, estimates and running again, over HTTP."""
+
+import pytest
+
+from tests.jobs import control_kit
+from tests.jobs.control_kit import one, unknown_id
+
+
+async def pending(server):
+    return [item[1] for item in (await server.get("/queue"))[1]["queue_pending"]]
+
+
+# --- moving --------------------------------------------------------------------------------------------------
+
+
+async def test_moving(live):
+    server = await live()
+    server.queue.pause()
+    a, b, c, d = [await server.submit(one("Note", tag)) for tag in "abcd"]
+    for body, expected in (
+        ({"ids": [c], "to": "front"}, [c, a, b, d]),
+        ({"ids": [d, b], "number": "front"}, [d, b, c, a]),
+        ({"ids": [d], "to": "back"}, [b, c, a, d]),
+        ({"ids": [a, c], "before": b}, [a, c, b, d]),
+        ({"ids": [a], "after": d}, [c, b, d, a]),
+        ({"ids": [b], "number": -7.5}, [b, c, d, a]),
+        ({"ids": [b], "number": 1e9}, [c, d, a, b]),
+    ):
+        status, answer, _ = await server.post("/api/queue/move", json=body)
+        assert status == 200 and [moved["id"] for moved in answer["moved"]] == body["ids"]
+        assert await pending(server) == expected
+        shown = {item[1]: item[0] for item in (await server.get("/queue"))[1]["queue_pending"]}
+        assert {moved["id"]: moved["number"] for moved in answer["moved"]}.items() <= shown.items()
+    server.queue.resume()
+    for ident in (a, b, c, d):
+        await server.over(ident)
+    assert control_kit.gate.runs == ["c", "d", "a", "b"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"ids": []},
+        {"ids": "x", "to": "front"},
+        {"ids": ["a", "a"], "to": "front"},
+        {"ids": ["a"]},
+        {"ids": ["a"], "to": "front", "number": 3},
+        {"ids": ["a"], "to": "middle"},
+        {"ids": ["a"], "to": 3},
+        {"ids": ["a"], "number": "3"},
+        {"ids": ["a"], "number": True},
+        {"ids": ["a"], "number": [1]},
+        {"ids": ["a"], "number": 10**400},
+        {"ids": ["a"], "before": 5},
+        {"ids": ["a"], "before": "a"},
+        [],
+    ],
+)
+async def test_moves_that_make_no_sense(live, body):
+    server = await live()
+    server.queue.pause()
+    server.queue.put((1, "a", {}, {}, []))
+    status, answer, _ = await server.post("/api/queue/move", json=body)
+    assert status == 400 and list(answer) == ["error"], answer
+
+
+async def test_a_move_of_what_does_not_wait_moves_nothing(live):
+    server = await live()
+    running = await server.submit(one("Deaf", "r"))
+    await server.entered()
+    a, b = [await server.submit(one("Note", tag)) for tag in "ab"]
+    nobody = unknown_id()
+    status, answer, _ = await server.post("/api/queue/move", json={"ids": [b, running, nobody], "to": "front"})
+    assert status == 409 and answer["not_pending"] == {running: "running", nobody: "unknown"}
+    assert await pending(server) == [a, b]
+
+
+# --- pausing -------------------------------------------------------------------------------------------------
+
+
+async def test_pausing_and_what_clients_see_of_it(live):
+    server = await live()
+    async with server.ws("c") as ws:
+        assert (await ws.receive_json())["data"]["status"] == {"exec_info": {"queue_remaining": 0}}
+        assert (await server.get("/prompt"))[1] == {"exec_info": {"queue_remaining": 0}}
+        assert (await server.post("/api/queue/pause"))[1] == {"paused": True}
+        assert (await ws.receive_json())["data"]["status"] == {"exec_info": {"queue_remaining": 0, "paused": True}}
+        ident = await server.submit(one("Note", "x"))
+        assert (await server.get("/api/queue/estimates"))[1]["paused"] is True
+        assert await pending(server) == [ident] and control_kit.gate.runs == []
+        assert (await server.post("/api/queue/resume"))[1] == {"paused": False}
+        await server.over(ident)
+        assert (await server.get("/prompt"))[1] == {"exec_info": {"queue_remaining": 0, "paused": False}}
+
+
+async def test_what_runs_goes_on_in_a_pause(live):
+    server = await live()
+    first = await server.submit(one("Polite", "a"))
+    await server.entered()
+    second = await server.submit(one("Note", "b"))
+    await server.post("/api/queue/pause")
+    control_kit.gate.open.set()
+    assert (await server.over(first)).state == "completed"
+    assert await pending(server) == [second]
+
+
+# --- estimates -------------------------------------------------------------------------------------------------
+
+
+async def test_estimates_follow_recent_runs_of_the_same_workflow(live):
+    server = await live()
+    server.queue.pause()
+    by_id = {"extra_pnginfo": {"workflow": {"id": "w"}}}
+    quick, slow, stranger, last = [
+        await server.submit(one("Note", "1")),
+        await server.submit(one("Deaf", "2"), extra_data=by_id),
+        await server.submit(one("Polite", "3")),
+        await server.submit(one("Note", "other text, same shape")),
+    ]
+    server.queue.resume()
+    server.queue.pause()
+    assert [job["estimated_seconds"] for job in server.server.estimates()["jobs"]] == [None] * 4
+    entries = {entry.prompt_id: entry for entry in server.queue.queue}
+    for seconds in (1, 2, 100):
+        server.server.run_times.note(entries[quick], seconds)
+    server.server.run_times.note(entries[slow], 60)
+    server.queue.paused = False  # without waking the worker
+    found = server.server.estimates()
+    server.queue.paused = True
+    assert found["paused"] is False
+    assert [job["id"] for job in found["jobs"]] == [quick, slow, stranger, last]
+    assert [job["position"] for job in found["jobs"]] == [1, 2, 3, 4]
+    assert [job["estimated_seconds"] for job in found["jobs"]] == [2, 60, 31, 2]  # 31: the median of all
+    starts = [job["estimated_start_time"] for job in found["jobs"]]
+    assert [round(start - starts[0], -1) for start in starts] == [0, 2000, 62000, 93000]
+    answer = (await server.get("/api/queue/estimates"))[1]
+    assert [job["estimated_start_time"] for job in answer["jobs"]] == [None] * 4  # paused: nobody knows
+
+
+async def test_runs_are_noted(live):
+    server = await live()
+    await server.over(await server.submit(one("Note", "x")))
+    server.queue.pause()
+    await server.submit(one("Note", "y"))
+    (job,) = server.server.estimates()["jobs"]
+    assert job["estimated_seconds"] is not None and job["estimated_seconds"] < 60
+
+
+# --- running again -----------------------------------------------------------------------------------------------
+
+
+async def test_running_a_cancelled_job_again(live):
+    server = await live()
+    server.queue.pause()
+    ident = await server.submit(one("Note", "x"), client_id="c")
+    await server.post(f"/api/jobs/{ident}/cancel")
+    assert server.job(ident).state == "cancelled"
+    server.queue.resume()
+    status, answer, _ = await server.post(f"/api/jobs/{ident}/retry")
+    assert status == 200 and answer["prompt_id"] == ident
+    job = await server.over(ident)
+    assert (job.state, job.reason, job.client_id) == ("completed", None, "c")
+    assert control_kit.gate.runs == ["x"] and (await server.history(ident))["outputs"] == {"1": {"text": ["x"]}}
+
+
+async def test_running_a_failed_job_again_is_another_attempt(live):
+    server = await live()
+    ident = await server.submit(one("Fails", "x", kind="boom"))
+    await server.over(ident)
+    server.queue.pause()
+    await server.submit(one("Note", "other"))
+    await server.post(f"/api/jobs/{ident}/retry", json={"front": True})
+    assert (await pending(server))[0] == ident
+    assert await server.history(ident) is None  # the end that clients wait for is the new one
+    assert (await server.post(f"/api/jobs/{ident}/retry"))[0] == 409
+    server.queue.resume()
+    job = await server.over(ident)
+    assert [(attempt.number, attempt.result) for attempt in job.attempts] == [(1, "failed"), (2, "failed")]
+
+
+async def test_changed_inputs_make_a_new_job(live):
+    server = await live()
+    ident = await server.submit(one("Note", "x"), client_id="c", extra_data={"api_key_comfy_org": "s"})
+    await server.over(ident)
+    assert (await server.post(f"/api/jobs/{ident}/retry"))[0] == 409  # it has completed
+    status, answer, _ = await server.post(f"/api/jobs/{ident}/retry", json={"inputs": {"1": {"tag": "y"}}})
+    assert status == 200 and answer["retry_of"] == ident and answer["prompt_id"] != ident
+    await server.over(answer["prompt_id"])
+    entry = await server.history(answer["prompt_id"])
+    assert entry["prompt"][3]["retry_of"] == ident and entry["prompt"][3]["client_id"] == "c"
+    assert entry["outputs"] == {"1": {"text": ["y"]}}
+    assert (await server.history(ident))["prompt"][2]["1"]["inputs"] == {"tag": "x"}
+
+
+@pytest.mark.parametrize(
+    "body, status",
+    [
+        ([], 400),
+        ({"inputs": 5}, 400),
+        ({"inputs": {"9": {}}}, 400),
+        ({"inputs": {"1": []}}, 400),
+        ({"inputs": {"1": {"tag": ["7", 0]}}}, 400),
+        ({"number": "x"}, 400),
+    ],
+)
+async def test_retries_that_make_no_sense(live, body, status):
+    server = await live()
+    ident = await server.submit(one("Fails", "x", kind="boom"))
+    await server.over(ident)
+    assert (await server.post(f"/api/jobs/{ident}/retry", json=body))[0] == status
+    assert server.job(ident).state == "failed" and control_kit.gate.runs == ["x"]
+
+
+async def test_what_cannot_run_again(live):
+    server = await live()
+    assert (await server.post(f"/api/jobs/{unknown_id()}/retry"))[0] == 404
+    ident = await server.submit(one("Polite", "x"))
+    await server.entered()
+    status, answer, _ = await server.post(f"/api/jobs/{ident}/retry")
+    assert status == 409 and answer["state"] == "in_progress"
+    server.server.retry_after = 7
+    status, answer, headers = await server.post(f"/api/jobs/{ident}/retry")
+    assert (status, answer["error"]["type"], headers["Retry-After"]) == (503, "server_stopping", "7")
