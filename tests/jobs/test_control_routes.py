@@ -118,8 +118,6 @@ async def test_estimates_follow_recent_runs_of_the_same_workflow(live):
         await server.submit(one("Polite", "3")),
         await server.submit(one("Note", "other text, same shape")),
     ]
-    server.queue.resume()
-    server.queue.pause()
     assert [job["estimated_seconds"] for job in server.server.estimates()["jobs"]] == [None] * 4
     entries = {entry.prompt_id: entry for entry in server.queue.queue}
     for seconds in (1, 2, 100):
