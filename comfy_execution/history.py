@@ -50,6 +50,11 @@ class History(dict):
             del self[next(iter(self))]
         self[prompt_id] = record
 
+    def discard(self, prompt_ids: Sequence[str]) -> None:
+        """Forget entries of prompts that are to run anew."""
+        for prompt_id in prompt_ids:
+            self.pop(prompt_id, None)
+
     def ids(self, start: int, stop: int) -> list[str]:
         """The ids from place `start` to before `stop`, oldest first."""
         return list(islice(self, start, stop))

@@ -45,6 +45,7 @@ class QueueControl:
     closed: bool
     currently_running: dict[int, QueueEntry]
     history: Any
+    _history: Any
     _line: Line
     _attempts: dict[int, Attempt]
 
@@ -188,7 +189,7 @@ class QueueControl:
         with self.mutex:
             if entry[1] in self._line or entry[1] in self.running_ids():
                 raise NotPending({entry[1]: "running" if entry[1] in self.running_ids() else "pending"})
-            self.delete_history_item(entry[1])
+            self._history.discard([entry[1]])
             return self.put(entry)
 
     # --- looking ---------------------------------------------------------------------------------------------

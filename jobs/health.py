@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 OK, DEGRADED = "ok", "degraded"
+_AMISS = (DEGRADED, "dead", "no_progress")  # states of the store and of the worker
 
 
 def health(server: Any) -> dict[str, Any]:
@@ -20,7 +21,7 @@ def health(server: Any) -> dict[str, Any]:
         parts["worker"] = worker_state()
     with queue.mutex:
         running, remaining = len(queue.currently_running), queue.get_tasks_remaining()
-    amiss = any(isinstance(part, dict) and part.get("state") == DEGRADED for part in parts.values())
+    amiss = any(isinstance(part, dict) and part.get("state") in _AMISS for part in parts.values())
     return {
         "status": DEGRADED if amiss else OK,
         "instance_id": ledger.instance_id,

@@ -103,6 +103,7 @@ class Ledger:
             job.state, job.number, job.place = jobs.PENDING, _number(entry), place
             job.reason = job.detail = job.by = job.ended = job.card = None
             self._writer.add("move", job.id, job.number, place, entry.json)
+            self._writer.add("unkeep", job.id)
             self._note(job)
 
     def restored(self, job: Job, lost: bool = False) -> None:
@@ -140,6 +141,7 @@ class Ledger:
             job = self._known(entry)
             job.state, job.number, job.place = jobs.PENDING, _number(entry), place
             _end_attempt(job, PUT_BACK, reason, detail, None)
+            self._writer.add("move", job.id, job.number, place, entry.json)
             self._note(job)
 
     def ended(self, entry: QueueEntry, record: Mapping[str, Any], outcome: Outcome) -> None:

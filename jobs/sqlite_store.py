@@ -189,6 +189,12 @@ class SqliteStore:
             "UPDATE payloads SET result = ? WHERE seq = (SELECT seq FROM jobs WHERE id = ?)", (result, prompt_id)
         )
 
+    def _unkeep(self, connection: sqlite3.Connection, prompt_id: str) -> None:
+        connection.execute("UPDATE jobs SET kept = NULL WHERE id = ?", (prompt_id,))
+        connection.execute(
+            "UPDATE payloads SET result = NULL WHERE seq = (SELECT seq FROM jobs WHERE id = ?)", (prompt_id,)
+        )
+
     def _forget(self, connection: sqlite3.Connection, prompt_ids: Sequence[str]) -> None:
         for start in range(0, len(prompt_ids), _AT_ONCE):
             part = prompt_ids[start : start + _AT_ONCE]

@@ -37,6 +37,9 @@ class Changes(Protocol):
     def move(self, prompt_id: str, number: float, place: float, entry: bytes) -> None:
         """Another number and place; the entry's JSON holds the number too."""
 
+    def unkeep(self, prompt_id: str) -> None:
+        """A job that runs again has no history entry until it ends again."""
+
     def adopt(self, job: Job, entry: bytes) -> None:
         """As `insert`, if there is no job of that id."""
 

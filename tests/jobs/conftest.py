@@ -10,10 +10,10 @@ from comfy_execution.prompt_queue import ExecutionStatus, PromptQueue
 from jobs.ledger import Ledger
 from jobs.recovery import recover
 from jobs.sqlite_store import SqliteStore
-from tests.jobs.control_kit import live
+from tests.jobs.control_kit import serving
 from tests.server.conftest import base, flags, start
 
-__all__ = ["base", "flags", "live", "start"]
+__all__ = ["base", "flags", "live", "serving", "start"]
 
 EVENTS = {"completed": "execution_success", "failed": "execution_error", "cancelled": "execution_interrupted"}
 

@@ -143,8 +143,8 @@ class Live:
 
 
 @pytest.fixture
-async def live(start, monkeypatch):
-    """`await live()` starts a server with a worker; by keyword: max_attempts, retry_oom, job_timeout, and what
+async def serving(start, monkeypatch):
+    """`await serving()` starts a server with a worker; by keyword: max_attempts, retry_oom, job_timeout, and what
     Watchdog takes."""
     global gate
     gate = Gate()

@@ -12,8 +12,8 @@ async def detail(server, ident):
     return (await server.post(f"/api/jobs/{ident}/cancel?detail=true"))[1]
 
 
-async def test_the_answer_names_what_became_of_each_id(live):
-    server = await live()
+async def test_the_answer_names_what_became_of_each_id(serving):
+    server = await serving()
     done = await server.submit(one("Note", "done"))
     await server.over(done)
     running, waiting, other = [await server.submit(one("Deaf", f"{i}")) for i in range(3)]
@@ -35,16 +35,16 @@ async def test_the_answer_names_what_became_of_each_id(live):
     assert control_kit.gate.runs == ["done", "0"]
 
 
-async def test_clients_of_the_reference_see_its_answer_and_a_header(live):
-    server = await live()
+async def test_clients_of_the_reference_see_its_answer_and_a_header(serving):
+    server = await serving()
     status, answer, headers = await server.post(f"/api/jobs/{unknown_id()}/cancel")
     assert (status, answer, headers["X-Job-State"]) == (200, {"cancelled": False}, "unknown")
     assert (await server.post("/api/jobs/cancel", json={"job_ids": []}))[1] == {"cancelled": False}
 
 
 @pytest.mark.parametrize("how", ["interrupt", "cancel"])
-async def test_what_a_deaf_node_returns_is_dropped(live, how):
-    server = await live()
+async def test_what_a_deaf_node_returns_is_dropped(serving, how):
+    server = await serving()
     async with server.ws("c") as ws:
         ident = await server.submit(one("Deaf", "x"), client_id="c")
         await server.entered()
@@ -71,8 +71,8 @@ async def test_what_a_deaf_node_returns_is_dropped(live, how):
     assert control_kit.gate.runs == ["x", "x"]  # it was not cached either
 
 
-async def test_a_deaf_node_in_the_middle_keeps_its_value_and_is_the_last_to_run(live):
-    server = await live()
+async def test_a_deaf_node_in_the_middle_keeps_its_value_and_is_the_last_to_run(serving):
+    server = await serving()
     prompt = {**one("DeafInner", "x"), "2": {"class_type": "Note", "inputs": {"tag": ["1", 0]}}}
     ident = await server.submit(prompt)
     await server.entered()
@@ -84,8 +84,8 @@ async def test_a_deaf_node_in_the_middle_keeps_its_value_and_is_the_last_to_run(
     assert control_kit.gate.runs == ["x", "x"]  # first DeafInner, then, from its value, Note
 
 
-async def test_a_node_that_swallows_the_interrupt_changes_nothing(live, monkeypatch):
-    server = await live()
+async def test_a_node_that_swallows_the_interrupt_changes_nothing(serving, monkeypatch):
+    server = await serving()
 
     def swallow(self, tag):
         control_kit.gate.enter(tag)
@@ -107,8 +107,8 @@ async def test_a_node_that_swallows_the_interrupt_changes_nothing(live, monkeypa
     assert (await server.history(ident))["outputs"].keys() <= {"2"}
 
 
-async def test_the_ledger_and_the_log_say_who_did_it(live, caplog):
-    server = await live()
+async def test_the_ledger_and_the_log_say_who_did_it(serving, caplog):
+    server = await serving()
     caplog.set_level(logging.INFO)
     ident = await server.submit(one("Polite", "x"))
     waiting = await server.submit(one("Note", "y"))
@@ -124,8 +124,8 @@ async def test_the_ledger_and_the_log_say_who_did_it(live, caplog):
     assert "127.0.0.1" in line and "POST /api/interrupt" in line and ident in line
 
 
-async def test_interrupting_one_that_waits_or_nothing_is_no_interrupt(live):
-    server = await live()
+async def test_interrupting_one_that_waits_or_nothing_is_no_interrupt(serving):
+    server = await serving()
     await server.post("/interrupt")  # nothing runs
     first = await server.submit(one("Polite", "a"))
     second = await server.submit(one("Polite", "b"))
@@ -135,8 +135,8 @@ async def test_interrupting_one_that_waits_or_nothing_is_no_interrupt(live):
     assert (await server.over(first)).state == (await server.over(second)).state == "completed"
 
 
-async def test_a_cancelled_job_is_not_tried_again(live):
-    server = await live(max_attempts=5)
+async def test_a_cancelled_job_is_not_tried_again(serving):
+    server = await serving(max_attempts=5)
     ident = await server.submit(one("Polite", "x"), extra_data={"timeout": 3600, "retry": 5})
     await server.entered()
     await detail(server, ident)

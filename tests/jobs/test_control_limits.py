@@ -15,8 +15,8 @@ def results(job):
 
 
 @pytest.mark.parametrize("class_type", ["Polite", "Patient"])
-async def test_a_job_beyond_its_limit_fails_with_reason_timeout(live, class_type):
-    server = await live(max_attempts=1)
+async def test_a_job_beyond_its_limit_fails_with_reason_timeout(serving, class_type):
+    server = await serving(max_attempts=1)
     async with server.ws("c") as ws:
         ident = await server.submit(one(class_type, "x"), client_id="c", extra_data={"timeout": 0.05})
         job = await server.over(ident)
@@ -29,8 +29,8 @@ async def test_a_job_beyond_its_limit_fails_with_reason_timeout(live, class_type
     assert (await server.over(await server.submit(one("Note", "y")))).state == "completed"
 
 
-async def test_a_timeout_is_tried_again_behind_one_that_waits(live):
-    server = await live(job_timeout=0.3)
+async def test_a_timeout_is_tried_again_behind_one_that_waits(serving):
+    server = await serving(job_timeout=0.3)
     async with server.ws("c") as ws:
         ident = await server.submit(one("Polite", "slow"), client_id="c")
         await server.entered()
@@ -49,8 +49,8 @@ async def test_a_timeout_is_tried_again_behind_one_that_waits(live):
         await server.over(other)
 
 
-async def test_the_result_of_a_deaf_node_beyond_its_limit_is_dropped(live):
-    server = await live(max_attempts=1)
+async def test_the_result_of_a_deaf_node_beyond_its_limit_is_dropped(serving):
+    server = await serving(max_attempts=1)
     ident = await server.submit(one("Deaf", "x"), extra_data={"timeout": 0.05})
     await server.until(lambda: server.server.worker_state()["state"] == "stopping")
     assert server.server.worker_state()["stop_reason"] == "timeout"
@@ -63,22 +63,22 @@ async def test_the_result_of_a_deaf_node_beyond_its_limit_is_dropped(live):
 @pytest.mark.parametrize(
     "kind, reason", [("boom", "node_error"), ("memory", "out_of_memory"), ("model", "missing_model")]
 )
-async def test_failures_have_a_reason_and_are_final(live, kind, reason):
-    server = await live(max_attempts=5)
+async def test_failures_have_a_reason_and_are_final(serving, kind, reason):
+    server = await serving(max_attempts=5)
     job = await server.over(await server.submit(one("Fails", "x", kind=kind)))
     assert (job.state, job.reason) == ("failed", reason) and len(job.attempts) == 1
 
 
-async def test_out_of_memory_is_tried_once_more_if_asked_for(live):
-    server = await live(max_attempts=1, retry_oom=True)
+async def test_out_of_memory_is_tried_once_more_if_asked_for(serving):
+    server = await serving(max_attempts=1, retry_oom=True)
     job = await server.over(await server.submit(one("Fails", "x", kind="memory")))
     assert results(job) == [("put_back", "out_of_memory"), ("failed", "out_of_memory")]
     asked = await server.submit(one("Fails", "y", kind="memory"), extra_data={"retry": False})
     assert results(await server.over(asked)) == [("failed", "out_of_memory")]
 
 
-async def test_a_dead_worker_is_replaced_and_its_job_tried_again(live, monkeypatch):
-    server = await live()
+async def test_a_dead_worker_is_replaced_and_its_job_tried_again(serving, monkeypatch):
+    server = await serving()
     end = server.worker._end
     died = []
 
@@ -108,20 +108,21 @@ def _replace_with(worker, abandon):
     return undo_and_replace
 
 
-async def test_an_attempt_that_does_not_stop_is_given_up(live):
+async def test_an_attempt_that_does_not_stop_is_given_up(serving):
     stuck = []
-    server = await live(max_attempts=1, stuck_seconds=0.1, on_stuck=lambda: stuck.append(1))
+    server = await serving(max_attempts=1, stuck_seconds=0.1, on_stuck=lambda: stuck.append(1))
     ident = await server.submit(one("Deaf", "x"), extra_data={"timeout": 0.05})
     job = await server.over(ident)  # although its node still has the thread
-    assert (job.state, job.reason) == ("failed", "timeout") and stuck == [1]
+    assert (job.state, job.reason) == ("failed", "timeout")
+    await server.until(lambda: stuck == [1])
     before = await server.history(ident)
     control_kit.gate.open.set()
     assert (await server.over(await server.submit(one("Note", "y")))).state == "completed"
     assert await server.history(ident) == before
 
 
-async def test_what_the_watchdog_says(live, monkeypatch):
-    server = await live()
+async def test_what_the_watchdog_says(serving, monkeypatch):
+    server = await serving()
     state = server.server.worker_state
     assert state() == {"state": "idle", "message": "nothing to do", "restarted": 0, "paused": False}
     ident = await server.submit(one("Polite", "x"))
@@ -140,8 +141,8 @@ async def test_what_the_watchdog_says(live, monkeypatch):
 
 
 @pytest.mark.parametrize("value", [0, -1, "5", True, [], {}, 1e400])
-async def test_limits_that_are_none(live, value):
-    server = await live()
+async def test_limits_that_are_none(serving, value):
+    server = await serving()
     body = {"prompt": one("Note"), "extra_data": {"timeout": value if value != 1e400 else -0.5}}
     status, answer, _ = await server.post("/prompt", json=body)
     assert (status, answer["error"]["type"]) == (400, "invalid_timeout")
@@ -150,8 +151,8 @@ async def test_limits_that_are_none(live, value):
 
 
 @pytest.mark.parametrize("value", [0, 101, True, "2", [], {"on": ["node_error"]}, {"on": 5}, {"tries": 1}])
-async def test_retry_rules_that_are_none(live, value):
-    server = await live()
+async def test_retry_rules_that_are_none(serving, value):
+    server = await serving()
     status, answer, _ = await server.post("/prompt", json={"prompt": one("Note"), "extra_data": {"retry": value}})
     assert (status, answer["error"]["type"]) == (400, "invalid_retry")
 

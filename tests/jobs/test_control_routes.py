@@ -13,8 +13,8 @@ async def pending(server):
 # --- moving --------------------------------------------------------------------------------------------------
 
 
-async def test_moving(live):
-    server = await live()
+async def test_moving(serving):
+    server = await serving()
     server.queue.pause()
     a, b, c, d = [await server.submit(one("Note", tag)) for tag in "abcd"]
     for body, expected in (
@@ -57,16 +57,16 @@ async def test_moving(live):
         [],
     ],
 )
-async def test_moves_that_make_no_sense(live, body):
-    server = await live()
+async def test_moves_that_make_no_sense(serving, body):
+    server = await serving()
     server.queue.pause()
     server.queue.put((1, "a", {}, {}, []))
     status, answer, _ = await server.post("/api/queue/move", json=body)
     assert status == 400 and list(answer) == ["error"], answer
 
 
-async def test_a_move_of_what_does_not_wait_moves_nothing(live):
-    server = await live()
+async def test_a_move_of_what_does_not_wait_moves_nothing(serving):
+    server = await serving()
     running = await server.submit(one("Deaf", "r"))
     await server.entered()
     a, b = [await server.submit(one("Note", tag)) for tag in "ab"]
@@ -79,8 +79,8 @@ async def test_a_move_of_what_does_not_wait_moves_nothing(live):
 # --- pausing -------------------------------------------------------------------------------------------------
 
 
-async def test_pausing_and_what_clients_see_of_it(live):
-    server = await live()
+async def test_pausing_and_what_clients_see_of_it(serving):
+    server = await serving()
     async with server.ws("c") as ws:
         assert (await ws.receive_json())["data"]["status"] == {"exec_info": {"queue_remaining": 0}}
         assert (await server.get("/prompt"))[1] == {"exec_info": {"queue_remaining": 0}}
@@ -94,8 +94,8 @@ async def test_pausing_and_what_clients_see_of_it(live):
         assert (await server.get("/prompt"))[1] == {"exec_info": {"queue_remaining": 0, "paused": False}}
 
 
-async def test_what_runs_goes_on_in_a_pause(live):
-    server = await live()
+async def test_what_runs_goes_on_in_a_pause(serving):
+    server = await serving()
     first = await server.submit(one("Polite", "a"))
     await server.entered()
     second = await server.submit(one("Note", "b"))
@@ -108,8 +108,8 @@ async def test_what_runs_goes_on_in_a_pause(live):
 # --- estimates -------------------------------------------------------------------------------------------------
 
 
-async def test_estimates_follow_recent_runs_of_the_same_workflow(live):
-    server = await live()
+async def test_estimates_follow_recent_runs_of_the_same_workflow(serving):
+    server = await serving()
     server.queue.pause()
     by_id = {"extra_pnginfo": {"workflow": {"id": "w"}}}
     quick, slow, stranger, last = [
@@ -136,8 +136,8 @@ async def test_estimates_follow_recent_runs_of_the_same_workflow(live):
     assert [job["estimated_start_time"] for job in answer["jobs"]] == [None] * 4  # paused: nobody knows
 
 
-async def test_runs_are_noted(live):
-    server = await live()
+async def test_runs_are_noted(serving):
+    server = await serving()
     await server.over(await server.submit(one("Note", "x")))
     server.queue.pause()
     await server.submit(one("Note", "y"))
@@ -148,8 +148,8 @@ async def test_runs_are_noted(live):
 # --- running again -----------------------------------------------------------------------------------------------
 
 
-async def test_running_a_cancelled_job_again(live):
-    server = await live()
+async def test_running_a_cancelled_job_again(serving):
+    server = await serving()
     server.queue.pause()
     ident = await server.submit(one("Note", "x"), client_id="c")
     await server.post(f"/api/jobs/{ident}/cancel")
@@ -162,8 +162,8 @@ async def test_running_a_cancelled_job_again(live):
     assert control_kit.gate.runs == ["x"] and (await server.history(ident))["outputs"] == {"1": {"text": ["x"]}}
 
 
-async def test_running_a_failed_job_again_is_another_attempt(live):
-    server = await live()
+async def test_running_a_failed_job_again_is_another_attempt(serving):
+    server = await serving()
     ident = await server.submit(one("Fails", "x", kind="boom"))
     await server.over(ident)
     server.queue.pause()
@@ -177,8 +177,8 @@ async def test_running_a_failed_job_again_is_another_attempt(live):
     assert [(attempt.number, attempt.result) for attempt in job.attempts] == [(1, "failed"), (2, "failed")]
 
 
-async def test_changed_inputs_make_a_new_job(live):
-    server = await live()
+async def test_changed_inputs_make_a_new_job(serving):
+    server = await serving()
     ident = await server.submit(one("Note", "x"), client_id="c", extra_data={"api_key_comfy_org": "s"})
     await server.over(ident)
     assert (await server.post(f"/api/jobs/{ident}/retry"))[0] == 409  # it has completed
@@ -202,16 +202,16 @@ async def test_changed_inputs_make_a_new_job(live):
         ({"number": "x"}, 400),
     ],
 )
-async def test_retries_that_make_no_sense(live, body, status):
-    server = await live()
+async def test_retries_that_make_no_sense(serving, body, status):
+    server = await serving()
     ident = await server.submit(one("Fails", "x", kind="boom"))
     await server.over(ident)
     assert (await server.post(f"/api/jobs/{ident}/retry", json=body))[0] == status
     assert server.job(ident).state == "failed" and control_kit.gate.runs == ["x"]
 
 
-async def test_what_cannot_run_again(live):
-    server = await live()
+async def test_what_cannot_run_again(serving):
+    server = await serving()
     assert (await server.post(f"/api/jobs/{unknown_id()}/retry"))[0] == 404
     ident = await server.submit(one("Polite", "x"))
     await server.entered()
