@@ -214,7 +214,7 @@ _QUEUE: dict[str, Schema] = {
     "Cancelled": shape(
         {"cancelled": {**BOOLEAN, "description": "Whether there was anything to cancel"}},
         {"id": TEXT, "state": CANCEL_ANSWER, "jobs": mapping(CANCEL_ANSWER)},
-        "With `?detail=true` also what became of each id",
+        "With `?full=true` also what became of each id",
     ),
     "Move": shape(
         {"ids": {**TEXTS, "minItems": 1, "description": "In the order they are to have"}},

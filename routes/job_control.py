@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from routes import Table
     from server import PromptServer
 
-_DETAIL = Parameter("detail", BOOLEAN, "Say what became of each id, beside the reference's answer")
+_FULL = Parameter("full", BOOLEAN, "Say what became of each id, beside the reference's answer")
 
 
 async def cancel(server: PromptServer, request: web.Request, ids: list[str]) -> dict[str, str]:
@@ -63,14 +63,14 @@ def add_to(table: Table, server: PromptServer) -> None:
     @table.post(
         "/jobs/{id}/cancel",
         "Interrupt a running job, or drop a waiting one.",
-        params=(_DETAIL,),
+        params=(_FULL,),
         answers={200: "Cancelled"},
         plain=False,
     )
     async def cancel_one(request: web.Request) -> web.Response:
         ident = request.match_info["id"]
         state = (await cancel(server, request, [ident]))[ident]
-        shown = {"id": ident, "state": state} if flag_query(request, "detail") else {}
+        shown = {"id": ident, "state": state} if flag_query(request, "full") else {}
         answer = json_answer({"cancelled": state in (CANCELLED, STOPPING), **shown})
         answer.headers["X-Job-State"] = state
         return answer
@@ -78,7 +78,7 @@ def add_to(table: Table, server: PromptServer) -> None:
     @table.post(
         "/jobs/cancel",
         "Cancel several jobs.",
-        params=(_DETAIL,),
+        params=(_FULL,),
         body="JobIds",
         answers={200: "Cancelled", 400: "InvalidIds"},
         plain=False,
@@ -91,7 +91,7 @@ def add_to(table: Table, server: PromptServer) -> None:
         if invalid:
             raise Refused("job_ids must be UUIDs", invalid_ids=invalid)
         states = await cancel(server, request, ids)
-        shown = {"jobs": states} if flag_query(request, "detail") else {}
+        shown = {"jobs": states} if flag_query(request, "full") else {}
         return json_answer({"cancelled": not {CANCELLED, STOPPING}.isdisjoint(states.values()), **shown})
 
     @table.post(

@@ -94,7 +94,7 @@ def add_to(table: Table, server: PromptServer) -> None:
 
     @table.get(
         "/jobs/{id}",
-        "One job in full; while it runs, with the outputs so far.",
+        "One job in full.",
         params=(Parameter("full", BOOLEAN, "With instance_id, attempts and outputs also while it waits or runs"),),
         answers={200: "Job", 404: "Refused"},
         plain=False,
@@ -104,10 +104,8 @@ def add_to(table: Table, server: PromptServer) -> None:
         job = await asyncio.to_thread(server.jobs.shown, ident, full)
         if job is None:
             raise Refused("Job not found", 404)
-        if job["status"] == jobs.IN_PROGRESS:
-            outputs = jobs.normalize_outputs(server.outputs_of_run(ident))
-            if outputs or full:
-                job["outputs"] = outputs  # so far
+        if full and job["status"] == jobs.IN_PROGRESS:
+            job["outputs"] = jobs.normalize_outputs(server.outputs_of_run(ident))  # so far
         if full:
             job["instance_id"] = server.jobs.instance_id
         return json_answer(job)

@@ -91,7 +91,7 @@ def test_outputs_of_a_running_job(server):
     prompt_id = server.post("/prompt", {"prompt": chain(1.0)})[1]["prompt_id"]
     job = {}
     while not job.get("outputs"):
-        job = server.get(f"/api/jobs/{prompt_id}")
+        job = server.get(f"/api/jobs/{prompt_id}?full=true")
         assert job["status"] in ("pending", "in_progress"), job
     assert job["outputs"] == {"1": {"slept": [1.0]}}
     wait_ended(server, prompt_id)

@@ -9,7 +9,7 @@ from tests.jobs.control_kit import one, unknown_id
 
 
 async def detail(server, ident):
-    return (await server.post(f"/api/jobs/{ident}/cancel?detail=true"))[1]
+    return (await server.post(f"/api/jobs/{ident}/cancel?full=true"))[1]
 
 
 async def test_the_answer_names_what_became_of_each_id(serving):
@@ -24,7 +24,7 @@ async def test_the_answer_names_what_became_of_each_id(serving):
     assert await detail(server, waiting) == {"cancelled": False, "id": waiting, "state": "already_finished"}
     nobody = unknown_id()
     status, answer, _ = await server.post(
-        "/api/jobs/cancel?detail=true", json={"job_ids": [running, other, nobody, done]}
+        "/api/jobs/cancel?full=true", json={"job_ids": [running, other, nobody, done]}
     )
     assert status == 200 and answer == {
         "cancelled": True,
