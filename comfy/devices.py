@@ -9,15 +9,14 @@ their file (see `unet_dtype`), so that a float16 checkpoint stays a view of the 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Sequence
 from enum import Enum
 
-import psutil
 import torch
 
 from comfy.cli_args import args
-
-OOM_EXCEPTION: type[BaseException] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
+from comfy.device_memory import OOM_EXCEPTION, memory_of
 
 FLOAT8_DTYPES: tuple[torch.dtype, ...] = tuple(
     getattr(torch, name) for name in ("float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu") if hasattr(torch, name)
@@ -361,38 +360,31 @@ def flash_attention_enabled() -> bool:
 
 
 def module_size(module: torch.nn.Module) -> int:
-    """Bytes of all tensors of a module."""
-    return sum(t.nelement() * t.element_size() for t in module.state_dict().values())
+    """Bytes of all tensors of a module; of one with several names once."""
+    tensors = [*module.parameters(), *module.buffers()]
+    return sum(t.nelement() * t.element_size() for t in tensors)
 
 
 def get_total_memory(dev: torch.device | None = None, torch_total_too: bool = False) -> int | tuple[int, int]:
     """Bytes of memory of a device; with `torch_total_too` also what torch has reserved of it."""
-    dev = get_torch_device() if dev is None else torch.device(dev)
-    if is_device_cuda(dev):
-        total = torch.cuda.mem_get_info(dev)[1]
-        reserved = torch.cuda.memory_stats(dev).get("reserved_bytes.all.current", 0)
-    else:
-        total = reserved = psutil.virtual_memory().total
-    return (total, reserved) if torch_total_too else total
+    memory = memory_of(get_torch_device() if dev is None else dev)
+    total = memory.total()
+    return (total, memory.reserved()) if torch_total_too else total
 
 
 def get_free_memory(dev: torch.device | None = None, torch_free_too: bool = False) -> int | tuple[int, int]:
     """Bytes that can still be used on a device, counting what torch has reserved but not given out; with
     `torch_free_too` also that part alone."""
-    dev = get_torch_device() if dev is None else torch.device(dev)
-    if is_device_cuda(dev):
-        stats = torch.cuda.memory_stats(dev)
-        unused = stats.get("reserved_bytes.all.current", 0) - stats.get("active_bytes.all.current", 0)
-        free = torch.cuda.mem_get_info(dev)[0] + unused
-    else:
-        free = unused = psutil.virtual_memory().available
-    return (free, unused) if torch_free_too else free
+    memory = memory_of(get_torch_device() if dev is None else dev)
+    free = memory.free()
+    return (free, free if memory.is_host else memory.unused()) if torch_free_too else free
 
 
 def extra_reserved_memory() -> int:
-    """Bytes of the accelerator left to other programs (--reserve-vram)."""
-    gigabytes = 0.4 if args.reserve_vram is None else args.reserve_vram
-    return int(gigabytes * 1024**3)
+    """Bytes of the accelerator left to other programs (--reserve-vram), and what --vram-headroom adds."""
+    by_system = 0.6 if os.name == "nt" else 0.4
+    gigabytes = by_system if args.reserve_vram is None else args.reserve_vram
+    return int((gigabytes + args.vram_headroom) * 1024**3)
 
 
 def minimum_inference_memory() -> int:
@@ -402,12 +394,7 @@ def minimum_inference_memory() -> int:
 
 def soft_empty_cache(force: bool = False) -> None:
     """Give memory that torch holds but does not use back to the device."""
-    if cpu_state == CPUState.GPU:
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-        torch.cuda.ipc_collect()
-    elif cpu_state == CPUState.MPS:
-        torch.mps.empty_cache()
+    memory_of(get_torch_device()).release_unused()
 
 
 def is_oom(error: BaseException) -> bool:

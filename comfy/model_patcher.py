@@ -21,7 +21,9 @@ import comfy.weight_patches
 from comfy.model_options import OptionSetters, create_model_options_clone, set_model_options_patch_replace
 from comfy.patcher_attachments import Attachments
 from comfy.patcher_extension import CallbacksMP
+from comfy.device_memory import memory_of
 from comfy.patcher_hooks import HookedWeights
+from comfy.placement import Placement
 
 __all__ = [
     "CoreModelPatcher",
@@ -212,7 +214,9 @@ class ModelPatcher(OptionSetters, Attachments, HookedWeights):
 
     def _patched_weight(self, key: str, weight: Tensor, device: torch.device | None = None) -> Tensor:
         """A new tensor: `weight` with this patcher's patches, in its own dtype."""
-        work = weight.to(device=device or weight.device, dtype=PATCH_DTYPE, copy=True)
+        if device is not None and device != weight.device:
+            weight = weight.to(device=device)  # first the copy, which is small, then the cast
+        work = weight.to(dtype=PATCH_DTYPE, copy=True)
         return self.calculate_weight(self.patches[key], work, key).to(weight.dtype)
 
     def patch_weight_to_device(
@@ -224,25 +228,45 @@ class ModelPatcher(OptionSetters, Attachments, HookedWeights):
         force_cast: bool = False,
     ) -> Tensor | None:
         """Apply the patches of one weight, keeping the original in the backup; with `return_weight` only
-        return it."""
+        return it. device_to: where to compute."""
         weight = comfy.state_dicts.get_attr(self.model, key)
         if key not in self.patches:
             return weight if return_weight else None
-        original = self.backup.get(key, weight.data)
-        patched = self._patched_weight(key, original, device_to)
+        current = weight.detach()
+        original = self.backup.get(key, current)
         if return_weight:
-            return patched
+            return self._patched_weight(key, original, device_to)
+        place = placement_of(self.model)
+        source, compute_on = original, device_to
+        if place is not None and not place.memory.is_host:
+            if key not in self.backup:
+                original = place.original(key, weight)
+            if key in self.backup or not place.holds(key, weight):
+                source = place.copied(original)
+            compute_on = None  # the source is on the device
+        patched = self._patched_weight(key, source, compute_on)
         inplace = (self.weight_inplace_update or inplace_update) and weight.shape == patched.shape
         if key not in self.backup:
             # A weight written to in place needs a copy kept; otherwise the old tensor itself can wait.
-            self.backup[key] = original.to(self.offload_device, copy=inplace)
+            own = original is current or original is weight
+            self.backup[key] = original.clone() if inplace and own else original
+        self._replace(key, weight, patched, inplace, place)
+        return None
+
+    def _replace(self, key: str, weight: Tensor, patched: Tensor, inplace: bool, place: Placement | None) -> None:
+        """Make `patched` the model's weight of that name."""
+        on_device = place is not None and not place.memory.is_host
+        if on_device and place.waits(key):
+            patched = place.memory.back(patched)
         if inplace:
             comfy.state_dicts.copy_to_param(self.model, key, patched)
+            patched = weight
         elif isinstance(weight, nn.Parameter):
             comfy.state_dicts.set_attr_param(self.model, key, patched)
         else:
             comfy.state_dicts.set_attr(self.model, key, patched)
-        return None
+        if on_device and not place.waits(key) and (not inplace or place.holds(key, weight)):
+            place.took(key, comfy.state_dicts.get_attr(self.model, key))
 
     # --- in force
 
@@ -281,30 +305,72 @@ class ModelPatcher(OptionSetters, Attachments, HookedWeights):
     ) -> None:
         """The weights part of `patch_model`."""
         device_to = self.load_device if device_to is None else torch.device(device_to)
-        model = self.model
         self.release_hooks()
-        if model.current_weight_patches_uuid != self.patches_uuid or force_patch_weights:
-            self._restore_weights()
-            for key in self.patches:
-                self.patch_weight_to_device(key)
-            model.current_weight_patches_uuid = self.patches_uuid
-        if lowvram_model_memory > 0 and not full_load:
-            model.model_loaded_weight_memory = _move_in_part(model, device_to, lowvram_model_memory)
-        else:
-            _cast_on_call(model, False)
-            if model.device != device_to:
-                model.to(device_to)
-            model.model_loaded_weight_memory = self.model_size()
-        model.device = device_to
+        budget = lowvram_model_memory if lowvram_model_memory > 0 and not full_load else None
+        # Nodes run in inference mode, but weights outlive it: only ordinary tensors can be patched in place later.
+        with torch.inference_mode(False), torch.no_grad():
+            self._place(device_to, budget, force_patch_weights)
+        self.model.device = device_to
         for callback in self.get_all_callbacks(CallbacksMP.ON_LOAD):
             callback(self, device_to, lowvram_model_memory, force_patch_weights, full_load)
+
+    def _place(self, device: torch.device, budget: int | None, force_patch_weights: bool) -> None:
+        model = self.model
+        place = placement_of(model)
+        if place is not None and place.device != device:
+            place.leave(model)
+            place = None
+        if place is None:
+            if memory_of(device).is_host and model.device != device and model.device is not None:
+                model.to(device)
+            place = model.placement = Placement(device)
+        as_wanted = model.current_weight_patches_uuid == self.patches_uuid and not force_patch_weights
+        if as_wanted and place.complete and budget is None:
+            return
+        plan = place.plan(model, budget)
+        if not as_wanted:
+            self._update_patches(place, force_patch_weights)
+        if place.memory.is_host and not plan.streamed and place.streamer is None:
+            place.complete = True  # nothing has to move
+        else:
+            place.apply(model, plan)
+        whole = place.memory.is_host and not plan.streamed
+        model.model_loaded_weight_memory = self.model_size() if whole else place.loaded_bytes()
+
+    def _update_patches(self, place: Placement, force: bool) -> None:
+        """Bring the weights in line with this patcher, whichever clone's patches were there before. Weights whose
+        patches are the same stay as they are."""
+        model = self.model
+        applied = applied_patches(model)
+        gone = [key for key in self.backup if key not in self.patches]
+        _restore_weights(model, self.backup, gone)
+        place.counters.restores += len(gone)
+        for key, entries in self.patches.items():
+            if not force and key in self.backup and _same_entries(applied.get(key), entries):
+                continue
+            self.patch_weight_to_device(key, None if place.memory.is_host else place.device)
+            applied[key] = entries[:]
+            place.counters.patches += 1
+        model.current_weight_patches_uuid = self.patches_uuid
+
+    def partially_unload(self, device_to: torch.device, memory_to_free: int = 0, force_patch_weights: bool = False) -> int:
+        """Take layers of at least `memory_to_free` bytes off the load device; they are streamed from now on. Returns the
+        bytes freed."""
+        place = placement_of(self.model)
+        if place is None or place.memory.is_host:
+            return 0
+        before = place.loaded_bytes()
+        with torch.inference_mode(False), torch.no_grad():
+            place.shrink(self.model, memory_to_free)
+        self.model.model_loaded_weight_memory = place.loaded_bytes()
+        return before - place.loaded_bytes()
 
     def unpatch_model(self, device_to: torch.device | None = None, unpatch_weights: bool = True) -> None:
         """Take the wishes out again; the weights go to `device_to` if one is given."""
         self.eject_model()
         self.release_hooks()
         if unpatch_weights:
-            self._restore_weights()
+            _restore_weights(self.model, self.backup)
             _leave_device(self.model, device_to)
         self._restore_objects()
 
@@ -328,9 +394,6 @@ class ModelPatcher(OptionSetters, Attachments, HookedWeights):
 
         return restore
 
-    def _restore_weights(self) -> None:
-        _restore_weights(self.model, self.backup)
-
     def _restore_objects(self) -> None:
         _restore_objects(self.model, self.object_patches_backup)
 
@@ -351,6 +414,9 @@ class ModelPatcher(OptionSetters, Attachments, HookedWeights):
     def cleanup(self) -> None:
         """Called when sampling has ended, also after an error."""
         self.release_hooks()
+        place = placement_of(self.model)
+        if place is not None:
+            place.end_visits()
         if getattr(self.model, "current_patcher", None) is self:
             self.model.current_patcher = None
         for callback in self.get_all_callbacks(CallbacksMP.ON_CLEANUP):
@@ -370,15 +436,39 @@ def _identity(weight: Tensor, **kwargs: Any) -> Tensor:
     return weight
 
 
-def _restore_weights(model: nn.Module, backup: dict[str, Tensor]) -> None:
-    for key, original in backup.items():
-        current = comfy.state_dicts.get_attr(model, key)
-        if isinstance(current, nn.Parameter):
-            comfy.state_dicts.set_attr_param(model, key, original.to(current.device))
+def placement_of(model: nn.Module) -> Placement | None:
+    """Where the weights of a model are; None before it was loaded for the first time."""
+    return getattr(model, "placement", None)
+
+
+def applied_patches(model: nn.Module) -> dict[str, list[tuple]]:
+    """The patches in force by weight name; the entries themselves, so that they can be compared by identity."""
+    return model.__dict__.setdefault("weight_patches_in_force", {})
+
+
+def _same_entries(applied: list[tuple] | None, wanted: list[tuple]) -> bool:
+    """Whether two lists of patches give the same weight: equal strengths, the very same patches."""
+    if applied is None or len(applied) != len(wanted):
+        return False
+    for (strength, patch, scale, offset, function), other in zip(applied, wanted):
+        if (strength, scale, offset) != (other[0], other[2], other[3]):
+            return False
+        if patch is not other[1] or function is not other[4]:
+            return False
+    return True
+
+
+def _restore_weights(model: nn.Module, backup: dict[str, Tensor], keys: Iterable[str] | None = None) -> None:
+    """Put the original tensors back, of all weights or of these."""
+    applied = applied_patches(model)
+    for key in list(backup if keys is None else keys):
+        original = backup.pop(key)
+        applied.pop(key, None)
+        if isinstance(comfy.state_dicts.get_attr(model, key), nn.Parameter):
+            comfy.state_dicts.set_attr_param(model, key, original)
         else:
-            comfy.state_dicts.set_attr(model, key, original.to(current.device))
-    backup.clear()
-    model.current_weight_patches_uuid = None
+            comfy.state_dicts.set_attr(model, key, original)
+        model.current_weight_patches_uuid = None
 
 
 def _restore_objects(model: nn.Module, backup: dict[str, Any]) -> None:
@@ -388,52 +478,16 @@ def _restore_objects(model: nn.Module, backup: dict[str, Any]) -> None:
 
 
 def _leave_device(model: nn.Module, device: torch.device | None) -> None:
-    if device is None:
-        return
-    _cast_on_call(model, False)
-    if model.device != device or model.model_loaded_weight_memory > 0:
-        model.to(device)
+    """The weights go to `device`; None: they stay where they are, restored ones included."""
+    place = placement_of(model)
+    with torch.inference_mode(False), torch.no_grad():
+        if device is None or (place is not None and device == place.device and not place.memory.is_host):
+            if place is not None and not place.memory.is_host:
+                place.apply(model, place.plan(model, place.budget))
+            return
+        if place is not None:
+            place.leave(model)
+        elif model.device is not None and model.device != device:
+            model.to(device)
     model.device = device
     model.model_loaded_weight_memory = 0
-
-
-def _move_in_part(model: nn.Module, device: torch.device, budget: int) -> int:
-    """Move layers to `device`, the largest first, up to `budget` bytes; returns the bytes moved. Layers that
-    cannot cast themselves always move: they are small (norms of unusual kinds, loose parameters)."""
-    _cast_on_call(model, False)
-    castable, moved = [], 0
-    for layer in model.modules():
-        own = sum(p.nelement() * p.element_size() for p in layer.parameters(recurse=False))
-        if hasattr(layer, "comfy_cast_weights"):
-            castable.append((own, layer))
-        else:
-            for tensors in (layer._parameters, layer._buffers):
-                for name, tensor in tensors.items():
-                    if tensor is not None:
-                        _move_tensor(layer, tensors, name, tensor, device)
-            moved += own
-    castable.sort(key=lambda item: item[0], reverse=True)
-    for size, layer in castable:
-        if moved + size <= budget:
-            layer.to(device)
-            moved += size
-        else:
-            layer.to("cpu")
-            layer.cast_weights_before = layer.comfy_cast_weights
-            layer.comfy_cast_weights = True
-    return moved
-
-
-def _move_tensor(layer: nn.Module, tensors: dict, name: str, tensor: Tensor, device: torch.device) -> None:
-    if isinstance(tensor, nn.Parameter):
-        tensors[name] = nn.Parameter(tensor.to(device), requires_grad=False)
-    else:
-        tensors[name] = tensor.to(device)
-
-
-def _cast_on_call(model: nn.Module, enabled: bool) -> None:
-    """Undo what `_move_in_part` set."""
-    for layer in model.modules():
-        if hasattr(layer, "cast_weights_before"):
-            layer.comfy_cast_weights = layer.cast_weights_before
-            del layer.cast_weights_before

@@ -17,10 +17,14 @@ To train a network built from these layers call `init_weights(module)` first.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from comfy.streaming import Streamer
 
 
 def cast_to(
@@ -52,8 +56,12 @@ def cast_bias_weight(
     if input is not None:
         dtype = dtype or input.dtype
         device = device or input.device
-    weight = cast_to(layer.weight, dtype, device) if layer.weight is not None else None
-    bias = cast_to(layer.bias, bias_dtype or dtype, device) if layer.bias is not None else None
+    weight, bias = layer.weight, layer.bias
+    streamer = getattr(layer, "streamer", None)
+    if streamer is not None:
+        weight, bias = streamer.fetch(layer)
+    weight = cast_to(weight, dtype, device) if weight is not None else None
+    bias = cast_to(bias, bias_dtype or dtype, device) if bias is not None else None
     for function in layer.weight_function:
         weight = function(weight)
     for function in layer.bias_function:
@@ -70,6 +78,8 @@ class CastWeights:
     casting one."""
 
     comfy_cast_weights: bool = False
+    # Set while the weights wait on the host: fetches them for one call (comfy.streaming).
+    streamer: Streamer | None = None
     weight_function: list[Callable[[Tensor], Tensor]] = []
     bias_function: list[Callable[[Tensor], Tensor]] = []
 
@@ -141,6 +151,9 @@ class disable_weight_init:
             weight = self.weight
             for function in self.weight_function:
                 weight = function(weight)
+            place = input.device
+            if weight.device != place:  # the table waits on the host: look up there
+                input = input.to(weight.device)
             rows = F.embedding(
                 input,
                 weight,
@@ -149,7 +162,7 @@ class disable_weight_init:
                 self.norm_type,
                 self.scale_grad_by_freq,
                 self.sparse,
-            )
+            ).to(place)
             return rows if out_dtype is None else rows.to(out_dtype)
 
         def forward_comfy_cast_weights(self, input: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:

@@ -133,7 +133,8 @@ class HookedWeights:
             weights = self._computed(wanted)
             self._keep(wanted, weights)
         for name, weight in weights.items():
-            self.hook_backup[name] = comfy.state_dicts.get_attr(self.model, name).detach()
+            # The very object, no copy of it: the placement knows it by identity.
+            self.hook_backup[name] = comfy.state_dicts.get_attr(self.model, name)
             self._put(name, weight)
         self._in_force = wanted
 

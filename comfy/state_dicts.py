@@ -63,8 +63,10 @@ def set_attr(obj: Any, attr: str, value: Any) -> Any:
 
 
 def set_attr_param(obj: Any, attr: str, value: Tensor) -> Any:
-    """As `set_attr`, with the tensor wrapped as a parameter that takes no gradient."""
-    return set_attr(obj, attr, torch.nn.Parameter(value, requires_grad=False))
+    """As `set_attr`, with the tensor wrapped as a parameter that takes no gradient, unless it is a parameter."""
+    if not isinstance(value, torch.nn.Parameter):
+        value = torch.nn.Parameter(value, requires_grad=False)
+    return set_attr(obj, attr, value)
 
 
 def copy_to_param(obj: Any, attr: str, value: Tensor) -> None:

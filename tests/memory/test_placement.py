@@ -1,0 +1,239 @@
+"""What moves and what stays, on a simulated device with real weights."""
+
+import copy
+import gc
+
+import pytest
+import torch
+from torch import nn
+
+import comfy.loaded_models
+import comfy.model_management
+import comfy.ops
+from comfy.device_memory import MB, SimulatedMemory, memory_of, simulated
+from comfy.ledger import Counters, totals
+from comfy.model_patcher import ModelPatcher
+from comfy.placement import units_of
+from tests.memory.conftest import HOST, PAPER
+from tests.networks.golden import Golden
+
+NOTHING = Counters()
+
+
+def added(action):
+    """The counters that an action adds to."""
+    before = totals()
+    action()
+    return totals() - before
+
+
+def load(*patchers, **kwargs):
+    comfy.model_management.load_models_gpu(list(patchers), **kwargs)
+
+
+def run(patcher) -> torch.Tensor:
+    """One evaluation of the network."""
+    golden = Golden("unet_sd1")
+    with torch.inference_mode():
+        return patcher.model.diffusion_model(
+            golden.inputs["x"], golden.inputs["timesteps"], context=golden.inputs["context"]
+        )
+
+
+def difference(patcher, part: str, seed: int) -> dict:
+    """A change of every weight whose name contains `part`."""
+    generator = torch.Generator().manual_seed(seed)
+    names = [n for n, p in patcher.model.named_parameters() if part in n and n.endswith("weight")]
+    weights = dict(patcher.model.named_parameters())
+    return {n: (torch.randn(weights[n].shape, generator=generator) * 0.01,) for n in names}
+
+
+def weights_of(patcher) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in patcher.model.state_dict().items()}
+
+
+def test_the_same_model_again_moves_nothing(device, unet):
+    patched = unet.clone()
+    patched.add_patches(difference(unet, "attn2", 1), 0.5)
+    first = added(lambda: load(patched))
+    assert first.copied_bytes == unet.model_size() == device.used and first.patches > 0 and first.loads == 1
+    run(patched)
+    assert added(lambda: (load(patched), run(patched), load(patched.clone()))) == NOTHING
+
+
+def test_a_changed_strength_touches_only_its_weights(device, unet):
+    one, two = difference(unet, "attn1", 1), difference(unet, "attn2", 2)
+    first = unet.clone()
+    first.add_patches(one, 1.0)
+    second = first.clone()
+    first.add_patches(two, 0.5)
+    second.add_patches(two, 0.75)
+    load(first)
+    change = added(lambda: load(second))
+    touched = sum(unet.model.get_parameter(name).nelement() * 4 for name in two)
+    assert (change.patches, change.copies, change.copied_bytes) == (len(two), len(two), touched)
+    by_change = weights_of(second)
+    comfy.model_management.unload_all_models()
+    load(second)
+    fresh = weights_of(second)
+    assert all(torch.equal(by_change[name], fresh[name]) for name in fresh)
+
+
+def test_a_lora_taken_away_leaves_the_files_weights(device, unet):
+    before = weights_of(unet)
+    patched = unet.clone()
+    names = difference(unet, "attn2", 1)
+    patched.add_patches(names)
+    load(patched)
+    change = added(lambda: load(unet))
+    assert (change.restores, change.patches, change.copies) == (len(names), 0, len(names))
+    after = weights_of(unet)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert device.used == unet.model_size()
+
+
+def test_unloading_copies_nothing_and_gives_the_hosts_tensors_back(device, unet):
+    places = {name: value.data_ptr() for name, value in unet.model.named_parameters()}
+    patched = unet.clone()
+    patched.add_patches(difference(unet, "attn2", 1))
+    load(patched)
+    assert all(value.data_ptr() != places[name] for name, value in unet.model.named_parameters())
+    change = added(lambda: comfy.model_management.unload_all_models())
+    assert change == Counters(evictions=1)
+    assert device.used == 0
+    assert {name: value.data_ptr() for name, value in unet.model.named_parameters()} == places
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.8])
+def test_a_streamed_model_gives_the_same_results(device, unet, share):
+    patched = unet.clone()
+    patched.add_patches(difference(unet, "attn2", 1), 0.5)
+    load(patched)
+    whole = run(patched)
+    comfy.model_management.unload_all_models()
+    size = int(unet.model_size() * share)
+    device.size = size + unet.model.placement.buffer_bytes(unet.model) + sum(
+        u.size for u in units_of(unet.model) if not u.streamable
+    )
+    device.reset_peak()
+    load(patched)
+    assert 0 < patched.loaded_size() < patched.model_size()
+    results = []
+    change = added(lambda: results.extend([run(patched), run(patched)]))
+    assert change.copied_bytes == change.patches == 0
+    waiting = patched.model_size() - patched.loaded_size()
+    assert 2 * waiting <= change.streamed_bytes <= 2.2 * waiting  # what was fetched ahead after the last layer
+    assert all(torch.equal(result, whole) for result in results)
+    assert device.peak() <= device.size
+    patched.cleanup()
+    assert device.used == patched.loaded_size()
+
+
+def test_a_strength_changed_while_streaming(device, unet):
+    changes = difference(unet, "attn", 3)
+    one, two = unet.clone(), unet.clone()
+    one.add_patches(changes, 1.0)
+    two.add_patches(changes, -0.5)
+    load(two)
+    whole = run(two)
+    comfy.model_management.unload_all_models()
+    device.size = unet.model_size() // 2
+    load(one)
+    first = run(one)
+    load(two)
+    assert torch.equal(run(two), whole) and not torch.equal(first, whole)
+
+
+def test_a_smaller_need_takes_only_some_layers(device, unet):
+    load(unet)
+    whole = run(unet)
+    device.size = unet.model_size() + MB
+    needed = MB + unet.model_size() // 4
+    assert comfy.model_management.free_memory(needed, PAPER) == []
+    assert device.free() >= needed and 0.5 * unet.model_size() < unet.loaded_size() < unet.model_size()
+    assert torch.equal(run(unet), whole)  # what was taken off is streamed
+    unet.cleanup()
+    missing = unet.model_size() - unet.loaded_size()
+    back = added(lambda: load(unet))
+    assert back.copied_bytes == missing and unet.loaded_size() == unet.model_size()
+    assert added(lambda: run(unet)) == NOTHING
+
+
+def test_the_largest_of_several_is_streamed(device, unet):
+    small = ModelPatcher(nn.Sequential(comfy.ops.manual_cast.Linear(64, 64)), PAPER, HOST)
+    device.size = unet.model_size()
+    load(unet, small)
+    assert small.loaded_size() == small.model_size() and unet.loaded_size() < unet.model_size()
+    assert comfy.model_management.loaded_models() == [small, unet]
+
+
+def test_tied_weights_stay_tied(device):
+    net = nn.Sequential(comfy.ops.manual_cast.Linear(8, 8), comfy.ops.manual_cast.Linear(8, 8))
+    net[1].weight = net[0].weight
+    patcher = ModelPatcher(net, PAPER, HOST)
+    change = added(lambda: load(patcher))
+    assert change.copied_bytes == (64 + 8 + 8) * 4 == device.used
+    assert net[0].weight is net[1].weight
+    assert added(lambda: load(patcher)) == NOTHING
+    comfy.model_management.unload_all_models()
+    assert net[0].weight is net[1].weight and device.used == 0
+
+
+def test_a_dropped_model_frees_its_memory(device):
+    patcher = ModelPatcher(nn.Sequential(comfy.ops.manual_cast.Linear(64, 64)), PAPER, HOST)
+    load(patcher)
+    assert device.used > 0
+    del patcher
+    gc.collect()
+    assert device.used == 0 and comfy.model_management.loaded_models() == []
+
+
+def test_a_copied_model_is_a_model_of_its_own(device, unet):
+    device.size = unet.model_size() // 2
+    load(unet)
+    whole = run(unet)
+    other = ModelPatcher(copy.deepcopy(unet.model), PAPER, HOST)
+    comfy.model_management.unload_all_models()
+    load(other)
+    assert torch.equal(run(other), whole)
+
+
+def test_weights_that_a_pack_replaced_are_brought_again(device, unet):
+    load(unet)
+    name = "diffusion_model.out.2.weight"
+    before = run(unet)
+    new = nn.Parameter(unet.model.get_parameter(name) * 2, requires_grad=False)
+    unet.model.diffusion_model.out[2].weight = new
+    unet.patches_uuid = "another"
+    change = added(lambda: load(unet))
+    assert change.copied_bytes == new.nelement() * 4 and device.used == unet.model_size()
+    assert not torch.equal(run(unet), before)
+
+
+def test_more_than_there_is_raises_as_a_device_does():
+    with simulated(SimulatedMemory(100, PAPER)) as memory:
+        held = memory.allocate(60)
+        with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate"):
+            memory.allocate(60)
+        del held
+        assert memory.used == 0 and memory.peak() == 60
+    assert memory_of(PAPER) is not memory
+
+
+def test_hooks_follow_streamed_weights(device, unet):
+    from comfy.hooks import HookGroup, WeightHook
+
+    device.size = unet.model_size() // 2
+    load(unet)
+    plain = run(unet)
+    hook = WeightHook(strength_model=1.0)
+    hook.weights, hook.is_diff = {k: v for k, v in difference(unet, "attn2", 5).items()}, True
+    group = HookGroup()
+    group.add(hook)
+    unet.register_all_hook_patches(group, {}, {})
+    unet.apply_hooks(group)
+    hooked = run(unet)
+    unet.apply_hooks(None)
+    assert torch.equal(run(unet), plain) and not torch.equal(hooked, plain)
+    unet.cleanup()
+    assert added(lambda: load(unet)) == NOTHING
