@@ -72,9 +72,7 @@ class Ledger:
     device: torch.device
     counters: Counters = field(default_factory=Counters)
     events: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=_EVENTS_KEPT))
-    _records: weakref.WeakKeyDictionary[torch.nn.Module, ModelRecord] = field(
-        default_factory=weakref.WeakKeyDictionary
-    )
+    _records: weakref.WeakKeyDictionary[torch.nn.Module, ModelRecord] = field(default_factory=weakref.WeakKeyDictionary)
 
     def record(self, model: torch.nn.Module) -> ModelRecord:
         """The record of a model, made on first use."""

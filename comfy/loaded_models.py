@@ -187,6 +187,7 @@ def _make_room_for(entries: Sequence[LoadedModel], reserve: float) -> None:
         missing = max(0, entry.model_memory() - entry.model_loaded_memory())
         needed[entry.device] = needed.get(entry.device, 0) + missing
     for device, size in needed.items():
+        _end_visits(device)
         if not memory_of(device).is_host:
             names = ", ".join(name_of(e.real_model) for e in entries if e.device == device)
             free_memory(int(size * WEIGHTS_MARGIN) + reserve, device, keep_loaded=entries, by=names)
@@ -280,13 +281,17 @@ def unload_all_models(by: str = "a request to unload all models") -> None:
 
 
 def cleanup_models() -> None:
-    """Forget entries whose model is gone, and what runs that have ended left on its way."""
+    """Forget entries whose model is gone."""
     with _lock:
         current_loaded_models[:] = [entry for entry in current_loaded_models if not entry.is_dead()]
-        for entry in current_loaded_models:
-            place = getattr(entry.real_model, "placement", None)
-            if place is not None:
-                place.end_visits()
+
+
+def _end_visits(device: torch.device) -> None:
+    """Layers that a run which has ended left on their way to the device leave it."""
+    for entry in current_loaded_models:
+        place = getattr(entry.real_model, "placement", None)
+        if place is not None and entry.device == device:
+            place.end_visits()
 
 
 def cleanup_models_gc() -> None:

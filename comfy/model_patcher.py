@@ -353,7 +353,9 @@ class ModelPatcher(OptionSetters, Attachments, HookedWeights):
             place.counters.patches += 1
         model.current_weight_patches_uuid = self.patches_uuid
 
-    def partially_unload(self, device_to: torch.device, memory_to_free: int = 0, force_patch_weights: bool = False) -> int:
+    def partially_unload(
+        self, device_to: torch.device, memory_to_free: int = 0, force_patch_weights: bool = False
+    ) -> int:
         """Take layers of at least `memory_to_free` bytes off the load device; they are streamed from now on. Returns the
         bytes freed."""
         place = placement_of(self.model)

@@ -112,8 +112,10 @@ def test_a_streamed_model_gives_the_same_results(device, unet, share):
     whole = run(patched)
     comfy.model_management.unload_all_models()
     size = int(unet.model_size() * share)
-    device.size = size + unet.model.placement.buffer_bytes(unet.model) + sum(
-        u.size for u in units_of(unet.model) if not u.streamable
+    device.size = (
+        size
+        + unet.model.placement.buffer_bytes(unet.model)
+        + sum(u.size for u in units_of(unet.model) if not u.streamable)
     )
     device.reset_peak()
     load(patched)
