@@ -18,10 +18,10 @@ from torch import Tensor, nn
 import comfy.model_management
 import comfy.state_dicts
 import comfy.weight_patches
+from comfy.device_memory import memory_of
 from comfy.model_options import OptionSetters, create_model_options_clone, set_model_options_patch_replace
 from comfy.patcher_attachments import Attachments
 from comfy.patcher_extension import CallbacksMP
-from comfy.device_memory import memory_of
 from comfy.patcher_hooks import HookedWeights
 from comfy.placement import Placement
 
@@ -356,8 +356,8 @@ class ModelPatcher(OptionSetters, Attachments, HookedWeights):
     def partially_unload(
         self, device_to: torch.device, memory_to_free: int = 0, force_patch_weights: bool = False
     ) -> int:
-        """Take layers of at least `memory_to_free` bytes off the load device; they are streamed from now on. Returns the
-        bytes freed."""
+        """Take layers of at least `memory_to_free` bytes off the load device; they are streamed from now on. Returns
+        the bytes freed."""
         place = placement_of(self.model)
         if place is None or place.memory.is_host:
             return 0

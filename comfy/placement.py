@@ -248,7 +248,7 @@ class Placement:
             del self._pinned[key]
 
     def _gone(self, key: str) -> Tensor | None:
-        """What we had on the device under that name is no longer there. Returns the host's tensor of the same values."""
+        """What we had on the device under that name is gone. Returns the host's tensor of the same values."""
         old = self._there.pop(key, None)
         if old is not None and key not in self._shared:
             self._account.release(size_of(old))

@@ -229,7 +229,7 @@ def test_hooks_follow_streamed_weights(device, unet):
     load(unet)
     plain = run(unet)
     hook = WeightHook(strength_model=1.0)
-    hook.weights, hook.is_diff = {k: v for k, v in difference(unet, "attn2", 5).items()}, True
+    hook.weights, hook.is_diff = difference(unet, "attn2", 5), True
     group = HookGroup()
     group.add(hook)
     unet.register_all_hook_patches(group, {}, {})
