@@ -142,6 +142,11 @@ async def serve() -> int:
         lambda: loop.call_soon_threadsafe(stop, workers.watchdog.EXIT_STUCK),
     )
     hurry = asyncio.Event()
+    if args.enable_assets:
+        from assets import store
+        from assets.finished import FinishedFiles
+
+        worker.on_end.append(FinishedFiles(store()).prompt_ended)
 
     def stop(status: int = EXIT_OK) -> None:
         if not server.stop_requested.done():

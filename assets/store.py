@@ -98,8 +98,12 @@ class AssetStore:
         preview_id: str | None = None,
         content_hash: str | None = None,
         with_hash: bool = True,
+        job_id: str | None = None,
     ) -> Asset:
-        """A new asset for a file on disk. The hash is computed unless given or `with_hash` is false."""
+        """A new asset for a file on disk. The hash is computed unless given or `with_hash` is false.
+
+        job_id: the prompt that made the file.
+        """
         if content_hash is None and with_hash:
             content_hash = hash_file(path)
         ident, time, size = str(uuid.uuid4()), now(), os.path.getsize(path)
@@ -112,9 +116,9 @@ class AssetStore:
                 db.execute("INSERT OR IGNORE INTO contents VALUES (?, ?)", [content_hash, path])
             db.execute(
                 "INSERT INTO assets (id, owner, name, hash, path, size, mime_type, user_metadata, preview_id,"
-                " created_at, updated_at, last_access_time) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                " job_id, created_at, updated_at, last_access_time) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 [ident, owner, name, content_hash, path, size, mime_type or content_type(path),
-                 json.dumps(user_metadata or {}), preview_id, time, time, time],
+                 json.dumps(user_metadata or {}), preview_id, job_id, time, time, time],
             )  # fmt: skip
             self._tag(db, ident, clean_tags(tags))
             return self._describe(db, self._row(db, ident, owner))
@@ -188,6 +192,12 @@ class AssetStore:
         with self._database.transaction() as db:
             row = self._row(db, ident, owner)
             db.execute("DELETE FROM assets WHERE id = ?", [row["id"]])
+
+    def forget_path(self, path: str) -> None:
+        """Remove the references to a file that has been deleted."""
+        with self._database.transaction() as db:
+            db.execute("DELETE FROM assets WHERE path = ?", [path])
+            db.execute("DELETE FROM contents WHERE path = ?", [path])
 
     def prune(self) -> int:
         """Remove references whose file is gone; returns how many."""

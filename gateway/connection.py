@@ -30,6 +30,7 @@ class Connection:
     numbered: bool = False  # has asked what it missed: its events carry their numbers
     heard_json: bool = False
     writing: bool = False
+    _held: list[Frame] | None = None  # what comes while a snapshot is made, to be sent after it
 
     def abort(self) -> None:
         """Drop the connection without a closing handshake."""
@@ -38,11 +39,29 @@ class Connection:
 
     def put(self, frame: Frame) -> None:
         """Send a frame when its turn comes. A client that has stopped reading is given up."""
+        if self._held is not None:
+            self._held.append(frame)
+            return
         try:
             self.outbox.put(frame)
         except OutboxOverflow as error:
             log.warning("client %s does not read its events (%s); disconnecting it", self.sid, error)
             self.abort()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether frames wait for `release`."""
+        return self._held is not None
+
+    def hold(self) -> None:
+        """Keep frames back until `release`."""
+        self._held = []
+
+    def release(self, first: Frame) -> None:
+        """Send a frame, then those that were kept back."""
+        frames, self._held = [first, *(self._held or [])], None
+        for frame in frames:
+            self.put(frame)
 
     async def write(self) -> None:
         """Write what is put, until the connection is gone."""

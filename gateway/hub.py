@@ -48,7 +48,8 @@ class Hub:
 
     greet: called for a new client id, gives the JSON events sent to that connection first.
     features: the object that answers a client's feature flags.
-    snapshot: called for a client id whose missed events are not known any more, gives what replaces them.
+    snapshot: called, on another thread, for a client id whose missed events are not known any more; gives what
+        replaces them.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Hub:
         self._status_credit = float(STATUS_BURST)
         self._status_at = 0.0
         self._pinger: asyncio.Task | None = None
+        self._snapshots: set[asyncio.Task] = set()  # those that are being made
 
     # --- sending, from any thread ------------------------------------------------------------------
 
@@ -239,16 +241,29 @@ class Hub:
 
         Event `resumed` follows what is replayed. Event `snapshot` comes instead if anything may have been lost.
         """
+        if connection.is_held:
+            return  # a snapshot is on its way
         missed = None if since is None else self._logs.missed(connection.sid, since)
         self._logs.follow(connection.sid)
         connection.numbered = True
         if missed is None:
-            answer = "snapshot", {"seq": self._logs.last, **self._snapshot(connection.sid)}
-        else:
-            for frame in missed:
-                connection.put(frame)
-            answer = "resumed", {"seq": self._logs.last, "replayed": len(missed)}
-        connection.put(Frame(encode_event(*answer)[0]))
+            connection.hold()
+            task = asyncio.create_task(self._send_snapshot(connection, self._logs.last))
+            self._snapshots.add(task)  # or nobody but the loop would know it, which forgets
+            task.add_done_callback(self._snapshots.discard)
+            return
+        for frame in missed:
+            connection.put(frame)
+        connection.put(Frame(encode_event("resumed", {"seq": self._logs.last, "replayed": len(missed)})[0]))
+
+    async def _send_snapshot(self, connection: Connection, number: int) -> None:
+        """Send what stands for the events up to a number. What happens while the disk is read is sent after it."""
+        try:
+            data = await asyncio.to_thread(self._snapshot, connection.sid)
+            connection.release(Frame(encode_event("snapshot", {"seq": number, **data})[0]))
+        except Exception:  # the client would wait for ever: it shall try again
+            log.exception("no snapshot for client %s; disconnecting it", connection.sid)
+            connection.abort()
 
     def _on_text(self, connection: Connection, text: str) -> None:
         """Feature flags, answered if they are the first message that is JSON; `resume`, at any time. Else nothing."""

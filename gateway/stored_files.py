@@ -52,8 +52,8 @@ def locate(filename: str, type_name: str = "output", subfolder: str = "") -> str
     return path
 
 
-def remove(filename: str, type_name: str = "output", subfolder: str = "") -> None:
-    """Delete a file; of a symbolic link, the link. Names as in `locate`.
+def remove(filename: str, type_name: str = "output", subfolder: str = "") -> str:
+    """Delete a file; of a symbolic link, the link. Names as in `locate`. Returns its path.
 
     Raises BadFileName, OutsideFolder, FileNotFoundError, OSError.
     """
@@ -61,6 +61,7 @@ def remove(filename: str, type_name: str = "output", subfolder: str = "") -> Non
     if os.path.basename(path).startswith("."):
         raise BadFileName("hidden files are not deleted")
     os.remove(path)
+    return path
 
 
 def upload_name(raw: str) -> str:

@@ -95,7 +95,9 @@ def add_to(table: Table, server: PromptServer) -> None:
         if "filename" not in query:
             raise Refused("filename is missing")
         try:
-            await asyncio.to_thread(remove, query["filename"], query.get("type", "output"), query.get("subfolder", ""))
+            await asyncio.to_thread(
+                delete_file, query["filename"], query.get("type", "output"), query.get("subfolder", "")
+            )
         except OutsideFolder as error:
             raise Refused(str(error), 403) from error
         except BadFileName as error:
@@ -105,6 +107,15 @@ def add_to(table: Table, server: PromptServer) -> None:
         except OSError as error:
             raise file_error(error) from error
         return empty(204)
+
+
+def delete_file(filename: str, type_name: str, subfolder: str) -> None:
+    """Delete a file, and the assets that it is. Raises as `gateway.stored_files.remove`."""
+    from assets import enabled, store
+
+    path = remove(filename, type_name, subfolder)
+    if enabled():
+        store().forget_path(path)
 
 
 def find_by_hash(asset_hash: str) -> tuple[str, str, str | None] | None:

@@ -64,6 +64,7 @@ class PromptWorker:
         self._make_executor = make_executor or executor_by_arguments
         self._retry_behind = retry_behind
         self._succeeded = succeeded
+        self.on_end: list[Callable[[str, dict[str, Any]], object]] = []  # called with prompt id and outputs; quickly
         self.deaths = 0  # how often its thread had to be replaced
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
@@ -154,6 +155,11 @@ class PromptWorker:
         log.info("Prompt executed in %.2f seconds (%s)", time.perf_counter() - started, entry.prompt_id)
         if announced:
             self._announce_end(entry.prompt_id)
+            for callback in self.on_end:
+                try:
+                    callback(entry.prompt_id, executor.history_result.get("outputs", {}))
+                except Exception:
+                    log.exception("prompt %s has ended, which could not be passed on", entry.prompt_id)
 
     def _end(self, executor: Any, attempt: Attempt) -> bool:
         """The nodes have ended: write the history, or put the prompt back. Returns whether clients are to know."""

@@ -248,3 +248,16 @@ def test_waits_for_the_nodes(classes, server):
     server.nodes_ready.set()
     worker.join(20)
     gc.unfreeze()
+
+
+def test_others_are_told_of_each_end_and_cannot_harm_the_worker(work):
+    told = []
+
+    def harmful(prompt_id, outputs):
+        raise RuntimeError("no")
+
+    work.worker.on_end += [harmful, lambda *end: told.append(end)]
+    work({"s": n("Show", value=1)}, ["s"])
+    work({"s": n("Show", value=2)}, ["s"])
+    wait_for(lambda: len(told) == 2)
+    assert [outputs for _, outputs in told] == [{"s": {"value": ["1"]}}, {"s": {"value": ["2"]}}]

@@ -214,3 +214,32 @@ async def test_trouble_with_disk_or_database_is_no_500(running, monkeypatch, err
     monkeypatch.setattr(AssetStore, "list", fail)
     got, answer, _ = await running.get("/api/assets")
     assert got == status and code(answer) == expected
+
+
+async def test_files_of_an_ended_prompt_become_assets(running, tmp_path):
+    from assets.finished import FinishedFiles
+
+    output = running.base / "output"
+    (output / "sub").mkdir()
+    for path, data in (("a.png", b"a"), ("sub/b.png", b"b"), ("other.png", b"o")):
+        (output / path).write_bytes(data)
+    (tmp_path / "secret.txt").write_text("x")
+    outputs = {
+        "1": {"images": [{"filename": "a.png", "subfolder": "", "type": "output"}] * 2, "text": ["a", None]},
+        "2": {"images": [{"filename": "b.png", "subfolder": "sub", "type": "output"}], "animated": (True,)},
+        "3": {"images": [{"filename": "t.png", "type": "temp"}, {"filename": "gone.png", "type": "output"}]},
+        "4": {"images": [{"filename": "../secret.txt", "type": "output"}, {"type": "output"}, {"filename": 5}, "x"]},
+        "5": None,
+    }
+    finished = FinishedFiles(assets.store())
+    finished.prompt_ended("job-1", outputs).result(10)
+    finished.prompt_ended("job-2", outputs).result(10)  # from the cache: the files are known
+    found = (await running.get("/api/assets?tags_all=output&sort=name&order=asc"))[1]["assets"]
+    assert [(a["name"], a["job_id"], a["loader_path"]) for a in found] == [
+        ("a.png", "job-1", "a.png"),
+        ("b.png", "job-1", "sub/b.png"),
+    ]
+    assert found[0]["hash"].startswith("blake3:")
+    assert (await running.request("DELETE", "/view?filename=a.png&type=output"))[0] == 204
+    assert [a["name"] for a in (await running.get("/api/assets?tags_all=output"))[1]["assets"]] == ["b.png"]
+    finished.close()

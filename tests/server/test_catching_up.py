@@ -182,6 +182,33 @@ async def test_a_snapshot_tells_the_state_of_all_jobs_of_the_client(running):
     assert jobs[current]["node"] == "7" and jobs[current]["outputs"] == {"3": {"images": []}}
 
 
+async def test_what_happens_while_a_snapshot_is_made_comes_after_it(running, monkeypatch):
+    import threading
+
+    made = threading.Event()
+    original = running.server.hub._snapshot
+    monkeypatch.setattr(running.server.hub, "_snapshot", lambda sid: made.wait(10) and original(sid))
+    async with connect(running, "clientId=me&since=0") as ws, running.ws("other") as other:
+        await receive(ws, "status")
+        for i in range(3):
+            running.server.send_sync("tick", {"i": i}, "me")
+        running.server.send_sync("end", {})
+        await receive(other, "end")  # others need not wait
+        await ws.send_json({"type": "resume", "data": {"since": 0}})  # asks twice, is told once
+        made.set()
+        told = await receive(ws, "end")
+        assert [e["type"] for e in told] == ["snapshot", "tick", "tick", "tick", "end"]
+        assert all(e["seq"] > told[0]["data"]["seq"] for e in told[1:4])
+
+
+async def test_a_snapshot_that_cannot_be_made_ends_the_connection(running, monkeypatch):
+    monkeypatch.setattr(running.server.hub, "_snapshot", lambda sid: 1 / 0)
+    ws = await connect(running, "clientId=me&since=0")
+    await receive(ws, "status")
+    assert (await asyncio.wait_for(ws.receive(), 10)).type in (WSMsgType.CLOSED, WSMsgType.CLOSE, WSMsgType.ERROR)
+    await ws.close()
+
+
 async def test_shared_connections_get_the_events_beside_the_one_that_has_them(running):
     plain = await running.ws("me")
     shared = [await connect(running, "clientId=me&fanout=1") for _ in range(2)]
