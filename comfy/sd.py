@@ -358,12 +358,12 @@ def load_text_encoder_state_dicts(
     if target is None:
         return None
     tensors = {k: v for file in files for k, v in file.tensors.items()}
-    tensors.update({k: v for sd in state_dicts for k, v in sd.items() if k.endswith(VOCABULARY_KEY)})
+    tensors.update({k: v for sd in state_dicts for k, v in sd.items() if k.endswith(VOCABULARY_KEYS)})
     return _text_side(target, tensors, embedding_directory, model_options, folders)
 
 
 # A vocabulary inside a weights file, as bytes.
-VOCABULARY_KEY = "spiece_model"
+VOCABULARY_KEYS = ("spiece_model", "tekken_model")
 
 
 def _text_side(
@@ -374,8 +374,12 @@ def _text_side(
     folders: Sequence[str],
 ) -> CLIP:
     """The text side `target` of tensors named as its model names them."""
-    embedded = [sd.pop(k) for k in [k for k in sd if k.endswith(VOCABULARY_KEY)]]
-    data = {"folders": list(folders), "with_t5": any(k.startswith("t5xxl.") for k in sd)}
+    embedded = [sd.pop(k) for k in [k for k in sd if k.endswith(VOCABULARY_KEYS)]]
+    data = {
+        "folders": list(folders),
+        "with_t5": any(k.startswith("t5xxl.") for k in sd),
+        "with_llama": any(k.startswith("llama.") for k in sd),
+    }
     if embedded:
         data["spiece_model"] = embedded[0]
     return CLIP(

@@ -324,8 +324,11 @@ class Flux2(Flux):
         super().__init__(unet_config)
         self.memory_usage_factor = self.unet_config["hidden_size"] * self.MEMORY_PER_CHANNEL
 
-    def clip_target(self, state_dict: Mapping[str, Tensor] | None = None) -> ClipTarget | None:
-        return None
+    def clip_target(self, state_dict: Mapping[str, Tensor] | None = None) -> ClipTarget:
+        names = {key.partition(".")[0] for key in state_dict or ()}
+        if "qwen3_8b" in names:
+            return text_families.KLEIN_8B
+        return text_families.KLEIN if "qwen3_4b" in names else text_families.FLUX2
 
 
 class Chroma(Flux):
@@ -344,6 +347,7 @@ class Chroma(Flux):
 
 class Lumina2(TransformerFamily):
     unet_config = {"image_model": "lumina2", "z_image": False}
+    text_encoders = ("gemma2_2b",)
     network = Network(lumina2.Lumina2, lumina2.Lumina2Config)
     base_model = transformer_denoisers.Lumina2
     latent_format = comfy.latent_formats.Flux
@@ -354,16 +358,24 @@ class Lumina2(TransformerFamily):
     def model_type(self, state_dict: Mapping[str, Tensor], prefix: str = "") -> ModelType:
         return ModelType.FLOW
 
+    def clip_target(self, state_dict: Mapping[str, Tensor] | None = None) -> ClipTarget:
+        return text_families.LUMINA2
+
 
 class ZImage(Lumina2):
     unet_config = {"image_model": "lumina2", "z_image": True}
+    text_encoders = ("qwen3_4b",)
     sampling_settings = {"multiplier": 1.0, "shift": 3.0}
     memory_usage_factor = 2.8
     supported_inference_dtypes = BFLOAT_FIRST
 
+    def clip_target(self, state_dict: Mapping[str, Tensor] | None = None) -> ClipTarget:
+        return text_families.ZIMAGE
+
 
 class QwenImage(TransformerFamily):
     unet_config = {"image_model": "qwen_image"}
+    text_encoders = ("qwen25_7b",)
     network = Network(qwen_image.QwenImage, qwen_image.QwenImageConfig)
     base_model = transformer_denoisers.QwenImage
     latent_format = comfy.latent_formats.Wan21
@@ -373,6 +385,9 @@ class QwenImage(TransformerFamily):
 
     def model_type(self, state_dict: Mapping[str, Tensor], prefix: str = "") -> ModelType:
         return ModelType.FLUX
+
+    def clip_target(self, state_dict: Mapping[str, Tensor] | None = None) -> ClipTarget:
+        return text_families.QWEN_IMAGE
 
 
 class HiDream(TransformerFamily):
@@ -385,6 +400,9 @@ class HiDream(TransformerFamily):
 
     def model_type(self, state_dict: Mapping[str, Tensor], prefix: str = "") -> ModelType:
         return ModelType.FLOW
+
+    def clip_target(self, state_dict: Mapping[str, Tensor] | None = None) -> ClipTarget:
+        return text_families.HIDREAM
 
 
 # Special cases before the general ones.

@@ -57,6 +57,7 @@ EXTRA_FAMILIES = (
     "hook_conditioning",
     "model_conditioning",
     "family_text",
+    "llm_text",
     "unet_patches",
     "attention_guidance",
     "attention_weights",

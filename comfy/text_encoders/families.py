@@ -12,7 +12,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from comfy.supported_models_base import ClipTarget
-from comfy.text_encoders import flux, sd1, sd2, sd3, sdxl, t5_families
+from comfy.text_encoders import flux, hidream, llama, llm_families, sd1, sd2, sd3, sdxl, t5_families
 from comfy.text_encoders.open_clip import is_open_clip, to_text_model
 
 SD1 = ClipTarget(sd1.SD1Tokenizer, sd1.build)
@@ -26,11 +26,18 @@ CHROMA = PIXART
 MOCHI = ClipTarget(t5_families.MochiT5Tokenizer, t5_families.MochiT5XXL.build)
 LTXV = ClipTarget(t5_families.LTXVT5Tokenizer, t5_families.MochiT5XXL.build)
 AURAFLOW = ClipTarget(t5_families.AuraT5Tokenizer, t5_families.AuraT5Model.build)
+LUMINA2 = ClipTarget(llm_families.LuminaTokenizer, llm_families.LuminaTEModel.build)
+ZIMAGE = ClipTarget(llm_families.ZImageTokenizer, llm_families.ZImageTEModel.build)
+QWEN_IMAGE = ClipTarget(llm_families.QwenImageTokenizer, llm_families.QwenImageTEModel.build)
+FLUX2 = ClipTarget(llm_families.Flux2Tokenizer, llm_families.Flux2TEModel.build)
+KLEIN = ClipTarget(llm_families.KleinTokenizer, llm_families.KleinTEModel.build)
+KLEIN_8B = ClipTarget(llm_families.KleinTokenizer8B, llm_families.KleinTEModel.build)
+HIDREAM = ClipTarget(hidream.HiDreamTokenizer, hidream.build)
 
 
 class EncoderFile(NamedTuple):
-    """A recognised encoder file: name of the encoder (`clip_l`, `clip_g`, `clip_h`, `t5xxl`, `pile_t5xl`) and its
-    tensors as the encoder models name them."""
+    """A recognised encoder file: name of the encoder (`clip_l`, `clip_g`, `clip_h`, `t5xxl`, `pile_t5xl`, a language
+    model's) and its tensors as the encoder models name them."""
 
     name: str
     tensors: dict[str, Tensor]
@@ -40,7 +47,18 @@ class EncoderFile(NamedTuple):
 _CLIP_WIDTHS = {1280: "clip_g", 1024: "clip_h"}
 _T5_NAMES = {4096: "t5xxl", 2048: "pile_t5xl"}
 T5_VOCABULARY = 32128
-_NO_WEIGHTS = ("position_ids", "logit_scale", "spiece_model")
+_NO_WEIGHTS = ("position_ids", "logit_scale", "spiece_model", "tekken_model")
+# (family, width of the token table) -> language model
+_LLMS = {
+    ("gemma2", 2304): "gemma2_2b",
+    ("llama3", 4096): "llama",
+    ("mistral3", 5120): "mistral3_24b",
+    ("qwen2.5", 3584): "qwen25_7b",
+    ("qwen3", 2560): "qwen3_4b",
+    ("qwen3", 4096): "qwen3_8b",
+}
+_LLM = "model.layers.0.post_attention_layernorm.weight"
+_LLM_UNUSED = ("visual.", "lm_head.", "vision_tower.", "multi_modal_projector.")
 # Other encoders that files of these projects hold, by a tensor only they have; for telling what cannot be used.
 _T5 = "encoder.block.0.layer.0.SelfAttention.q.weight"
 
@@ -60,6 +78,10 @@ def recognise(sd: Mapping[str, Tensor]) -> EncoderFile | None:
     elif _T5 in tensors:
         tensors.pop("encoder.embed_tokens.weight", None)  # the shared table once more
         name = _t5_name(tensors)
+    elif _LLM in tensors:
+        name = _LLMS.get((llama.family_of(tensors), tensors["model.embed_tokens.weight"].shape[1]))
+        # Heads that see or speak are not needed to read.
+        tensors = {k: v for k, v in tensors.items() if not k.startswith(_LLM_UNUSED)}
     else:
         return None
     if name is None:
@@ -83,6 +105,8 @@ def text_side(names: Sequence[str], kind: str) -> ClipTarget | None:
         return None
     if kind == "sd3" and found <= {"clip_l", "clip_g", "t5xxl"}:
         return SD3
+    if (kind == "hidream" and found <= HIDREAM_PARTS) or found == HIDREAM_PARTS:
+        return HIDREAM
     if len(found) == 1:
         return _single(next(iter(found)), kind)
     if found == {"clip_l", "clip_g", "t5xxl"}:
@@ -94,6 +118,8 @@ def text_side(names: Sequence[str], kind: str) -> ClipTarget | None:
     return None
 
 
+HIDREAM_PARTS = frozenset({"clip_l", "clip_g", "t5xxl", "llama"})
+
 # Types whose pairs of encoders are their own.
 _OWN_PAIRS = {
     *("flux", "hunyuan_dit", "hunyuan_video", "hunyuan_video_15", "hunyuan_image", "hidream", "ace"),
@@ -102,12 +128,33 @@ _OWN_PAIRS = {
 
 
 def _single(name: str, kind: str) -> ClipTarget | None:
-    if kind == "hidream" and name in ("clip_l", "clip_g", "t5xxl"):
-        return None
     if name == "clip_g" and kind == "stable_cascade":
         return None
     if name == "t5xxl":
         if kind in ("wan", "cogvideox"):
             return None
         return {"pixart": PIXART, "chroma": CHROMA, "ltxv": LTXV}.get(kind, MOCHI)
-    return {"clip_l": SD1, "clip_g": REFINER, "clip_h": SD2, "pile_t5xl": AURAFLOW}.get(name)
+    if name in _OTHER_USES and kind in _OTHER_USES[name]:
+        return _OTHER_USES[name][kind]
+    return _ALONE.get(name)
+
+
+_ALONE = {
+    "clip_l": SD1,
+    "clip_g": REFINER,
+    "clip_h": SD2,
+    "pile_t5xl": AURAFLOW,
+    "gemma2_2b": LUMINA2,
+    "llama": HIDREAM,
+    "mistral3_24b": FLUX2,
+    "qwen25_7b": QWEN_IMAGE,
+    "qwen3_4b": ZIMAGE,
+    "qwen3_8b": KLEIN_8B,
+}
+# Types that use an encoder otherwise; None: not known here.
+_OTHER_USES: dict[str, dict[str, ClipTarget | None]] = {
+    "gemma2_2b": {"pixeldit": None},
+    "qwen25_7b": {"hunyuan_image": None, "longcat_image": None},
+    "qwen3_4b": {"flux": KLEIN, "flux2": KLEIN},
+    "qwen3_8b": {"ideogram4": None},
+}

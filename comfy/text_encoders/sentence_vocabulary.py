@@ -1,7 +1,8 @@
-"""Vocabularies of T5-like encoders (SentencePiece, Kudo & Richardson 2018), which checkpoints rarely carry.
+"""Vocabularies of T5-like encoders and language models (SentencePiece, Kudo & Richardson 2018, or byte pairs), which
+checkpoints rarely carry.
 
-Looked for in this order: in the weights file itself (a tensor `spiece_model`), next to the weights, below
-models/tokenizers/<name>/, and then downloaded once from the model hub into that folder.
+Looked for in this order: in the weights file itself (a tensor `spiece_model` or `tekken_model`), next to the weights,
+below models/tokenizers/<name>/, and then downloaded once from the model hub into that folder.
 """
 
 from __future__ import annotations
@@ -28,19 +29,27 @@ HUB_TIMEOUT = 10
 
 
 class Source(NamedTuple):
-    """A vocabulary: what it is for, its repository on the hub, and how many pieces it has (a file beside the weights
-    may be another encoder's)."""
+    """A vocabulary: what it is for, its repository on the hub, how many pieces it has (a file beside the weights may be
+    another encoder's), and whether it is published as the `tokenizers` library's file only."""
 
     label: str
     repository: str
     pieces: int
+    byte_pairs: bool = False
 
 
 SOURCES = {
     "t5": Source("T5", "google/t5-v1_1-xxl", 32000),
     "pile_t5": Source("Pile-T5", "EleutherAI/pile-t5-xl", 32000),
     "umt5": Source("UMT5", "google/umt5-xxl", 256000),
+    "gemma2": Source("Gemma 2", "google/gemma-2-2b", 256000),
+    "qwen2.5": Source("Qwen", "Qwen/Qwen2.5-VL-7B-Instruct", 151665, True),
+    "llama3": Source("Llama 3", "meta-llama/Llama-3.1-8B-Instruct", 128256, True),
+    "mistral3": Source("Mistral Small 3", "mistralai/Mistral-Small-3.1-24B-Instruct-2503", 131072, True),
 }
+# Byte pairs may also be in files that go together, or in Mistral's own.
+PAIR_FILES = ("vocab.json", "merges.txt")
+TEKKEN_FILE = "tekken.json"
 # T5's file counts 100 placeholders too; encoders round their tables up.
 PIECES_MARGIN = 400
 
@@ -66,12 +75,15 @@ class Vocabulary:
     def _find(self) -> Encode:
         source = SOURCES[self.name]
         if self.embedded is not None:
-            return sentencepiece_encoder(self.embedded.cpu().numpy().tobytes())
+            content = self.embedded.cpu().numpy().tobytes()
+            return _tekken_encoder(content) if self.name == "mistral3" else sentencepiece_encoder(content)
         own = Path(folder_paths.models_dir) / "tokenizers" / self.name
         for folder in [*(f / self.name for f in self.folders), *self.folders, own]:
             for name in TOKENIZER_FILES:
                 if (found := _read(folder / name, source)) is not None:
                     return found
+            if (found := _byte_pairs(self.name, folder)) is not None:
+                return found
         try:
             downloaded = download(source, own)
         except Exception as error:
@@ -94,7 +106,7 @@ def download(source: Source, folder: Path) -> Path:
 
     log.info("fetching the vocabulary of %s from %s", source.label, source.repository)
     missing: Exception | None = None
-    for name in HUB_FILES:
+    for name in HUB_FILES[::-1] if source.byte_pairs else HUB_FILES:
         try:
             path = huggingface_hub.hf_hub_download(source.repository, name, local_dir=folder, etag_timeout=HUB_TIMEOUT)
             return Path(path)
@@ -121,6 +133,24 @@ def _read(path: Path, source: Source) -> Encode | None:
         log.debug("%s has %d pieces and is not the vocabulary of %s", path, pieces, source.label)
         return None
     return encode
+
+
+def _byte_pairs(name: str, folder: Path) -> Encode | None:
+    """The encoder of files that go together, or of a tekken file; None where they are not."""
+    from comfy.text_encoders import byte_pairs
+
+    if name == "qwen2.5" and all((folder / file).is_file() for file in PAIR_FILES):
+        vocabulary, merges = ((folder / file).read_text(encoding="utf-8") for file in PAIR_FILES)
+        return _library_encoder(byte_pairs.qwen_tokenizer(vocabulary, merges))
+    if name == "mistral3" and (folder / TEKKEN_FILE).is_file():
+        return _tekken_encoder((folder / TEKKEN_FILE).read_bytes())
+    return None
+
+
+def _tekken_encoder(content: bytes) -> Encode:
+    from comfy.text_encoders import byte_pairs
+
+    return _library_encoder(byte_pairs.tekken_tokenizer(content))
 
 
 def _library_encoder(tokenizer) -> Encode:

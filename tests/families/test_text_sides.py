@@ -176,21 +176,24 @@ def test_stable_diffusion_3_without_an_encoder_has_zeros_in_its_place(vocabulari
 # --- from files to text sides
 
 FILES = ("clip_l", "clip_g", "clip_h", "t5xxl", "t5_pile_xl")
+LLM_FILES = ("gemma2_2b", "llama3_8b", "mistral3_24b", "qwen25_vl_7b", "qwen3_4b", "qwen3_8b")
 # What a file is used as by the types whose models are not part of this program.
-OTHER_MODELS = ("HiDream", "StableCascade", "Cascade", "CogVideoX", "Wan")
+OTHER_MODELS = ("StableCascade", "Cascade", "CogVideoX", "Wan")
+OTHER_TOKENIZERS = ("PixelDiT", "HunyuanImage", "LongCat", "Ideogram")
 
 
 def recorded_kinds(answers: dict) -> dict[str, dict]:
     return {kind: answer for kinds, answer in answers.items() for kind in kinds.split(",")}
 
 
-@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("file", FILES + LLM_FILES)
 def test_single_files(file):
     """Whatever type is chosen; the text side itself is built once."""
     encoder = families.recognise(key_map(f"te_{file}")).name
     for kind, answer in recorded_kinds(DETECTED["text_encoders"][file]["by_clip_type"]).items():
         target = families.text_side([encoder], kind)
-        if any(name in answer["clip"] for name in OTHER_MODELS):
+        others = OTHER_MODELS + (OTHER_TOKENIZERS if file in LLM_FILES else ())
+        if any(name in answer["clip"] + answer["tokenizer"] for name in others):
             assert target is None, kind
         else:
             assert target.tokenizer.__name__ == answer["tokenizer"], kind
@@ -201,6 +204,8 @@ def test_single_files(file):
 def _same_model(clip, answer) -> bool:
     """Recorded names of models made by a function end in an underscore and may say what they wrap."""
     name = answer["clip"].rsplit(".", 1)[-1].rstrip("_")
+    if answer["tokenizer"].startswith("Klein"):
+        name = "KleinTEModel"
     aliases = {"PixArtTEModel": "PixArtT5XXL", "MochiTEModel": "MochiT5XXL"}
     return type(clip.cond_stage_model).__name__ == aliases.get(name, name)
 
@@ -215,6 +220,8 @@ def _same_model(clip, answer) -> bool:
         ("clip_g+t5xxl", "sd3"),
         ("clip_l+clip_g+t5xxl", "sd3"),
         ("clip_l+clip_g+t5xxl", "stable_diffusion"),
+        ("clip_l+clip_g+t5xxl+llama3_8b", "stable_diffusion"),
+        ("clip_l+llama3_8b", "hidream"),
     ],
 )
 def test_sets_of_files(files, kind):
@@ -234,7 +241,7 @@ def test_sets_that_lack_an_encoder(files, kind):
     assert comfy.sd.load_text_encoder_state_dicts(maps, clip_type=CLIPType[kind.upper()]) is None
 
 
-@pytest.mark.parametrize("name", ["llama3_8b", "qwen25_vl_7b", "gemma2_2b", "t5_base", "t5_xxl_old", "umt5_xxl"])
+@pytest.mark.parametrize("name", ["qwen25_3b", "qwen3_06b", "gemma3_4b", "t5_base", "t5_xxl_old", "umt5_xxl"])
 def test_encoders_of_other_families(name):
     assert comfy.sd.load_text_encoder_state_dicts([key_map(f"te_{name}")]) is None
 
