@@ -31,6 +31,11 @@ class CONDRegular:
         """Repeated or cut to the batch of the run."""
         return self._copy_with(repeat_to_batch_size(self.cond, batch_size))
 
+    def to(self, device: Any) -> CONDRegular:
+        """On a device; itself where it is there already."""
+        moved = self.cond.to(device)
+        return self if moved is self.cond else self._copy_with(moved)
+
     def can_concat(self, other: CONDRegular) -> bool:
         return self.cond.shape == other.cond.shape and self.cond.device == other.cond.device
 
@@ -84,7 +89,13 @@ class CONDConstant(CONDRegular):
     def process_cond(self, batch_size: int, **kwargs: Any) -> CONDRegular:
         return self._copy_with(self.cond)
 
+    def to(self, device: Any) -> CONDRegular:
+        """Itself: on the host it can be compared without waiting for a device."""
+        return self
+
     def can_concat(self, other: CONDRegular) -> bool:
+        if self.cond is other.cond:
+            return True
         if isinstance(self.cond, Tensor) or isinstance(other.cond, Tensor):
             return (
                 isinstance(self.cond, Tensor)
@@ -106,6 +117,10 @@ class CONDList(CONDRegular):
 
     def process_cond(self, batch_size: int, **kwargs: Any) -> CONDRegular:
         return self._copy_with([repeat_to_batch_size(c, batch_size) for c in self.cond])
+
+    def to(self, device: Any) -> CONDRegular:
+        """On a device."""
+        return self._copy_with([c.to(device) for c in self.cond])
 
     def can_concat(self, other: CONDRegular) -> bool:
         return len(self.cond) == len(other.cond) and all(

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from comfy.sampling.solvers.common import float32, host_sigma
 from comfy_api.latest import io
 
 
@@ -286,12 +287,10 @@ class CFGOverride(io.ComfyNode):
     @classmethod
     def execute(cls, model: Any, cfg: float, start_percent: float, end_percent: float) -> io.NodeOutput:
         sampling = model.get_model_object("model_sampling")
-        begin, end = sampling.percent_to_sigma(start_percent), sampling.percent_to_sigma(end_percent)
+        begin, end = (float32(sampling.percent_to_sigma(p)) for p in (start_percent, end_percent))
 
         def guide(args: dict) -> torch.Tensor:
-            # One noise level for the whole batch, so the first tells.
-            inside = end <= args["sigma"].flatten()[0] <= begin
-            scale = cfg if inside else args["cond_scale"]
+            scale = cfg if end <= host_sigma(args["sigma"]) <= begin else args["cond_scale"]
             return args["uncond"] + scale * (args["cond"] - args["uncond"])
 
         patched = model.clone()
@@ -372,7 +371,7 @@ class APG(io.ComfyNode):
             direction = cond - uncond
             guidance = direction
             if momentum != 0:
-                guidance = memory.add(direction, float(args["sigma"].flatten()[0]))
+                guidance = memory.add(direction, host_sigma(args["sigma"]))
             if norm_threshold > 0:
                 length = torch.linalg.vector_norm(guidance, dim=(-1, -2, -3), keepdim=True)
                 guidance = guidance * torch.minimum(torch.ones_like(length), norm_threshold / length)
@@ -420,9 +419,8 @@ class DifferentialDiffusion(io.ComfyNode):
             network = extra_options["model"]
             sigmas = extra_options["sigmas"]
             sampling = network.inner_model.model_sampling
-            last = sampling.sigma_min
-            if sigmas[-1] > sampling.sigma_min:
-                last = sigmas[-1]
+            # Tensors all along: to ask which sigma is the larger one would wait for the device.
+            last = torch.maximum(sigmas[-1], sampling.sigma_min.to(sigmas))
             begin, end = sampling.timestep(sigmas[0]), sampling.timestep(last)
             now = sampling.timestep(sigma[0])
             # As noise falls, ever smaller values of the mask count as free to change.

@@ -50,7 +50,9 @@ def encode_model_conds(
         for name, value in kwargs.items():
             params.setdefault(name, value)
         model_conds = dict(entry["model_conds"])
-        model_conds.update(model_function(**params) or {})
+        made = model_function(**params) or {}
+        # Once a run: a value that lies elsewhere would be copied, and waited for, in each evaluation.
+        model_conds.update({k: c.to(device) if hasattr(c, "to") else c for k, c in made.items()})
         encoded.append({**entry, "model_conds": model_conds})
     return encoded
 
