@@ -129,12 +129,14 @@ def get_previewer(device: Any, latent_format: Any) -> LatentPreviewer | None:
 
 
 def prepare_callback(
-    model: Any, steps: int, x0_output_dict: dict[str, Any] | None = None
+    model: Any, steps: int, x0_output_dict: dict[str, Any] | None = None, nested_like: Any = None
 ) -> Callable[[int, Tensor, Tensor, int], None]:
     """The step callback of a run: progress after every step, a preview at most every 0.1 s and after the last.
 
-    `x0_output_dict` receives the last denoised latent under "x0".
+    `x0_output_dict` receives the last denoised latent under "x0". `nested_like`: the latent that is sampled; of a
+    nested one, which comes here packed, the first part (the picture) is shown.
     """
+    shapes = [part.shape for part in nested_like.unbind()] if getattr(nested_like, "is_nested", False) else None
     previewer = get_previewer(model.load_device, model.model.latent_format)
     progress = comfy.utils.ProgressBar(steps)
     last_preview = -PREVIEW_INTERVAL_S
@@ -148,6 +150,8 @@ def prepare_callback(
             now = time.monotonic()
             if now - last_preview >= PREVIEW_INTERVAL_S or step + 1 >= total_steps:
                 last_preview = now
+                if shapes is not None:
+                    x0 = comfy.utils.unpack_latents(x0, shapes)[0]
                 preview = previewer.decode_latent_to_preview_image("JPEG", x0)
         progress.update_absolute(step + 1, total_steps, preview)
 

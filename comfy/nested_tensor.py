@@ -56,6 +56,9 @@ class NestedTensor:
     def to(self, *args: Any, **kwargs: Any) -> NestedTensor:
         return self.apply(lambda t: t.to(*args, **kwargs))
 
+    def cpu(self) -> NestedTensor:
+        return self.to("cpu")
+
     def clone(self) -> NestedTensor:
         return self.apply(lambda t: t.clone())
 
@@ -85,3 +88,13 @@ class NestedTensor:
 
     def __repr__(self) -> str:
         return f"NestedTensor({[tuple(t.shape) for t in self.tensors]})"
+
+
+def parts_of(latent: Any) -> list[Tensor]:
+    """The tensors of a nested latent; a plain one alone."""
+    return latent.unbind() if getattr(latent, "is_nested", False) else [latent]
+
+
+def like(latent: Any, parts: Sequence[Tensor]) -> Any:
+    """`parts` nested if `latent` is; else the only one of them."""
+    return NestedTensor(parts) if getattr(latent, "is_nested", False) else parts[0]

@@ -11,6 +11,8 @@ import comfy.sample
 import comfy.samplers
 import comfy.utils
 import latent_preview
+from comfy.nested_tensor import NestedTensor, like, parts_of
+from comfy.sampling.noise import no_noise
 from comfy_api.latest import io
 
 from .constants import MAX_SEED
@@ -35,8 +37,7 @@ class NoNoise:
 
     def generate_noise(self, input_latent: dict) -> torch.Tensor:
         """Zeros of the latent's shape, on the CPU."""
-        samples = input_latent["samples"]
-        return torch.zeros(samples.shape, dtype=samples.dtype, layout=samples.layout, device="cpu")
+        return no_noise(input_latent["samples"])
 
 
 class OneConditionGuider(comfy.samplers.CFGGuider):
@@ -235,7 +236,10 @@ def _finished(latent: dict, samples: torch.Tensor, denoised: dict, model: Any) -
     result["samples"] = samples
     guess = result
     if "x0" in denoised:
-        guess = {**result, "samples": model.model.process_latent_out(denoised["x0"].cpu())}
+        clean = model.model.process_latent_out(denoised["x0"].cpu())
+        if getattr(samples, "is_nested", False):
+            clean = NestedTensor(comfy.utils.unpack_latents(clean, [part.shape for part in samples.unbind()]))
+        guess = {**result, "samples": clean}
     return io.NodeOutput(result, guess)
 
 
@@ -308,7 +312,7 @@ class SamplerCustom(io.ComfyNode):
         samples = comfy.sample.sample_custom(
             model, noise, cfg, sampler, sigmas, positive, negative, latent["samples"],
             noise_mask=latent.get("noise_mask"),
-            callback=latent_preview.prepare_callback(model, sigmas.shape[-1] - 1, denoised),
+            callback=latent_preview.prepare_callback(model, sigmas.shape[-1] - 1, denoised, latent["samples"]),
             disable_pbar=not comfy.utils.PROGRESS_BAR_ENABLED,
             seed=noise_seed,
         )  # fmt: skip
@@ -346,7 +350,7 @@ class SamplerCustomAdvanced(io.ComfyNode):
             sampler,
             sigmas,
             denoise_mask=latent.get("noise_mask"),
-            callback=latent_preview.prepare_callback(model, sigmas.shape[-1] - 1, denoised),
+            callback=latent_preview.prepare_callback(model, sigmas.shape[-1] - 1, denoised, latent["samples"]),
             disable_pbar=not comfy.utils.PROGRESS_BAR_ENABLED,
             seed=noise.seed,
         )
@@ -379,13 +383,14 @@ class AddNoise(io.ComfyNode):
         process_in, process_out = (model.get_model_object(f"process_latent_{way}") for way in ("in", "out"))
         amount = torch.abs(sigmas[0] - sigmas[-1]) if len(sigmas) > 1 else sigmas[0]
         samples = latent_image["samples"]
-        if torch.count_nonzero(samples) > 0:
+        noisy = []
+        for part, noise_of_part in zip(parts_of(samples), parts_of(noise.generate_noise(latent_image))):
             # An empty latent stands for nothing; shifting it would make it something.
-            samples = process_in(samples)
-        noisy = sampling.noise_scaling(amount, noise.generate_noise(latent_image), samples)
-        noisy = torch.nan_to_num(process_out(noisy), nan=0.0, posinf=0.0, neginf=0.0)
+            clean = process_in(part) if torch.count_nonzero(part) > 0 else part
+            mixed = process_out(sampling.noise_scaling(amount, noise_of_part, clean))
+            noisy.append(torch.nan_to_num(mixed, nan=0.0, posinf=0.0, neginf=0.0))
         result = {k: v for k, v in latent_image.items() if not k.startswith("downscale_ratio_")}
-        return io.NodeOutput({**result, "samples": noisy})
+        return io.NodeOutput({**result, "samples": like(samples, noisy)})
 
 
 NODES = {

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 import comfy.sample
 import comfy.samplers
 import comfy.utils
 import latent_preview
+from comfy.sampling.noise import no_noise
 
 from .constants import MAX_SEED
 
@@ -43,7 +42,7 @@ def common_ksampler(
         latent.get("downscale_ratio_temporal"),
     )
     if disable_noise:
-        noise = torch.zeros_like(samples, device="cpu")
+        noise = no_noise(samples)
     else:
         noise = comfy.sample.prepare_noise(samples, seed, latent.get("batch_index"))
     samples = comfy.sample.sample(
@@ -62,7 +61,7 @@ def common_ksampler(
         last_step=last_step,
         force_full_denoise=force_full_denoise,
         noise_mask=latent.get("noise_mask"),
-        callback=latent_preview.prepare_callback(model, steps),
+        callback=latent_preview.prepare_callback(model, steps, nested_like=samples),
         disable_pbar=not comfy.utils.PROGRESS_BAR_ENABLED,
         seed=seed,
     )

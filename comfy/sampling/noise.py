@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from comfy.nested_tensor import like, parts_of
+
 SEED_RANGE = 2**64
 
 
@@ -46,10 +48,14 @@ def prepare_noise_inner(
 def prepare_noise(latent_image: Any, seed: int, noise_inds: Sequence[int] | None = None) -> Any:
     """The initial noise of a run. Seeds the global generator, which later draws (churn) continue."""
     generator = torch.manual_seed(seed)
-    if getattr(latent_image, "is_nested", False):
-        parts = [prepare_noise_inner(t, generator, noise_inds) for t in latent_image.unbind()]
-        return type(latent_image)(parts)
-    return prepare_noise_inner(latent_image, generator, noise_inds)
+    parts = [prepare_noise_inner(part, generator, noise_inds) for part in parts_of(latent_image)]
+    return like(latent_image, parts)
+
+
+def no_noise(latent_image: Any) -> Any:
+    """Zeros in the place of the initial noise, on the CPU: for latents that still hold noise."""
+    zeros = [torch.zeros_like(part, device="cpu") for part in parts_of(latent_image)]
+    return like(latent_image, zeros)
 
 
 NoiseSampler = Callable[[Any, Any], Tensor]

@@ -9,7 +9,6 @@ import pytest
 import sampler_cases
 import torch
 import toy
-from conditioning_cases import NEG_ENTRY, RECORDED, area, entry, masked
 from torch import Tensor
 
 import comfy.interrupt
@@ -155,67 +154,6 @@ def test_inputs_are_left_unchanged(name):
     copies = [t.clone() for t in (sigmas, latent, noise)]
     run("eps", name, sigmas, latent_image=latent, noise=noise, seed=42)
     assert all(torch.equal(a, b) for a, b in zip((sigmas, latent, noise), copies))
-
-
-class DeviceModel:
-    """A model on a device whose values cannot be read: a solver that tries fails here."""
-
-    def __init__(self) -> None:
-        self.inner_model = self
-        self.model_patcher = self
-        self.model_sampling = toy.sampling_object("eps")
-
-    def get_model_object(self, name):
-        return getattr(self, name)
-
-    def __call__(self, x, sigma, model_options=None, **kwargs):
-        assert x.device.type == sigma.device.type == "meta"
-        for function in (model_options or {}).get("sampler_post_cfg_function", []):
-            function({"uncond_denoised": x, "denoised": x})
-        return x * 0.5
-
-
-# reads the error of each of its steps: that is what it adapts to
-READS_THE_DEVICE = {"dpm_adaptive"}
-
-
-@pytest.mark.parametrize("name", [n for n in solvers.SAMPLERS if n not in READS_THE_DEVICE])
-def test_a_solver_asks_the_device_nothing(name):
-    x = torch.zeros(1, 4, 8, 8, device="meta")
-    sampler = comfy.samplers.sampler_object(name)
-    options = {}
-    if "noise_sampler" in inspect.signature(sampler.sampler_function).parameters:
-        options["noise_sampler"] = lambda sigma, sigma_next: torch.zeros_like(x)
-    result = sampler.sampler_function(DeviceModel(), x, schedule("eps", steps=6), extra_args={"seed": 1}, **options)
-    assert result.device.type == "meta"
-    assert result.shape == x.shape
-
-
-class QuietModel(toy.ToyModel):
-    """The toy without its log, which would read sigma from the device."""
-
-    def apply_model(self, x, t, c_crossattn, transformer_options, **kwargs):
-        return toy.denoise(x, t, c_crossattn.to(x.device), self.flow)
-
-
-def test_guidance_asks_the_device_nothing():
-    """Areas, masks and ranges are settled before the first step."""
-    model = QuietModel("eps")
-    cpu = torch.device("cpu")
-    guider = comfy.samplers.CFGGuider(comfy.model_patcher.ModelPatcher(model, load_device=cpu, offload_device=cpu))
-    ranged = entry("C", start_percent=0.0, end_percent=0.9)
-    guider.set_conds([area("A", 8, 8, 4, 4), masked("B", RECORDED["mask/m128"]), ranged], [NEG_ENTRY])
-    guider.set_cfg(5.0)
-    guider.inner_model = model
-    x = torch.zeros(1, 4, 16, 16)
-    guider.conds = comfy.samplers.process_conds(model, x, dict(guider.original_conds), cpu)
-    for entries in guider.conds.values():
-        for item in entries:
-            if "mask" in item:
-                item["mask"] = item["mask"].to("meta")
-    on_device = torch.zeros(1, 4, 16, 16, device="meta")
-    denoised = guider(on_device, solvers.common.sigma_batch(on_device, 2.0), model_options={}, seed=0)
-    assert denoised.device.type == "meta"
 
 
 def test_an_interrupt_is_noticed_within_a_step():
