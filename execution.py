@@ -93,6 +93,7 @@ class PromptExecutor:
         self.history_result: dict[str, Any] = {}
         self.success = True
         self.failure_reason: str | None = None  # one of `comfy_execution.outcomes`
+        self.device_lost = False  # whether the last run left a device that only a new process can use again
         self._executed: list[str] = []
 
     # --- telling -----------------------------------------------------------------------------------------
@@ -160,6 +161,7 @@ class PromptExecutor:
         self.history_result = {"outputs": {}, "meta": {}}
         self.success = False
         self.failure_reason = None
+        self.device_lost = False
         self._executed = []
         if before_end is None:  # the queue clears the flag when it hands a prompt over
             interrupt_current_processing(False)
@@ -171,6 +173,7 @@ class PromptExecutor:
             log.exception("prompt %s failed outside of its nodes", prompt_id)
             self._ending = self._engine_failure(error, prompt_id)
             self.failure_reason = outcomes.classify(error)
+            self.device_lost = self.device_lost or faults.is_device_lost(error)
         order = self.attempt.settle() if self.attempt is not None else None
         if order is not None:
             self._obey(order)
@@ -198,7 +201,9 @@ class PromptExecutor:
             self,
             self._new_registry,
             strict=args.strict_cache,
+            rescue=_Rescue(),
         )
+        _start_measuring_memory()
         self.server.run_outputs = (prompt_id, run.ui_outputs)
         external_cache.announce("on_prompt_start", prompt_id)
         loop = asyncio.new_event_loop()
@@ -262,7 +267,7 @@ class PromptExecutor:
         from comfy.cli_args import args
 
         if args.disable_smart_memory:
-            management.unload_all_models()
+            management.unload_all_models("the end of a prompt, without smart memory")
 
     # --- failing -------------------------------------------------------------------------------------------
 
@@ -328,6 +333,10 @@ class PromptExecutor:
     def _node_failure(self, run: Run, failure: NodeFailed) -> None:
         cause = failure.cause
         self.failure_reason = outcomes.classify(cause)
+        self.device_lost = faults.is_device_lost(cause)
+        out_of_memory = faults.is_out_of_memory(cause) and not self.device_lost
+        if out_of_memory:
+            cause = _out_of_memory(cause)
         error: dict[str, Any] = {"node_id": run.prompt.get_real_node_id(failure.node_id)}
         if not isinstance(cause, InterruptProcessingException):
             failed_class = run.prompt.get_node(failure.node_id)["class_type"]
@@ -342,11 +351,11 @@ class PromptExecutor:
                 error["exception_message"].rstrip(),
                 "".join(error["traceback"]).rstrip(),
             )
-            if faults.is_out_of_memory(cause):
-                _unload_models()
         self.handle_execution_error(*self._facts_of(run), error, cause)
         # The frames hold tensors: without this they live until the next failure.
         cause.__traceback__ = None
+        if out_of_memory:
+            _release_everything(run, failure)
 
     def _cycle_failure(self, run: Run, cycle: DependencyCycleError) -> None:
         self.failure_reason = outcomes.classify(cycle)
@@ -411,11 +420,46 @@ async def _async_map_node_over_list(
     return calling.finished(results)
 
 
-def _unload_models() -> None:
-    """Make room after a device has run out of memory."""
-    try:
-        import comfy.model_management
+class _Rescue:
+    """What the engine does for a node that runs out of memory; torch's side of it is `comfy.recovery`."""
 
-        comfy.model_management.unload_all_models()
-    except Exception:
-        log.warning("models could not be unloaded", exc_info=True)
+    def can_help(self, error: BaseException) -> bool:
+        return faults.is_out_of_memory(error) and not faults.is_device_lost(error)
+
+    def forget_frames(self, error: BaseException) -> None:
+        import comfy.recovery
+
+        comfy.recovery.forget_frames(error)
+
+    def make_room(self) -> None:
+        import comfy.recovery
+
+        try:
+            comfy.recovery.make_room()
+        except Exception:
+            log.warning("models could not be unloaded", exc_info=True)
+
+
+def _out_of_memory(error: BaseException) -> BaseException:
+    import comfy.recovery
+
+    return comfy.recovery.out_of_memory(error)
+
+
+def _release_everything(run: Run, failure: NodeFailed) -> None:
+    """A prompt has failed for want of memory: nothing of it stays on a device."""
+    import comfy.recovery
+
+    rescue = _Rescue()
+    rescue.forget_frames(failure)
+    failure.data = {}
+    run.forget(lambda entry: comfy.recovery.is_on_device(entry.outputs))
+    run.results.keep_only(())
+    rescue.make_room()
+
+
+def _start_measuring_memory() -> None:
+    if "comfy.device_memory" in sys.modules:
+        import comfy.recovery
+
+        comfy.recovery.start_measuring()

@@ -133,7 +133,14 @@ async def serve() -> int:
     server.number = server.jobs.next_number()
     recover(server.jobs, queue, args.on_restart)
     policy = RetryPolicy(args.max_attempts, args.retry_oom)
-    worker = workers.local.PromptWorker(server, queue, retry_behind=policy.behind, succeeded=server.run_times.note)
+    worker = workers.local.PromptWorker(
+        server,
+        queue,
+        retry_behind=policy.behind,
+        succeeded=server.run_times.note,
+        on_device_lost=lambda: loop.call_soon_threadsafe(stop, workers.local.EXIT_DEVICE_LOST),
+        idle_unload=args.idle_unload,
+    )
     server.watchdog = workers.watchdog.Watchdog(
         worker,
         queue,

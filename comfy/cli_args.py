@@ -420,6 +420,13 @@ def _add_device_flags(parser: argparse.ArgumentParser) -> None:
     )
     offload.add_argument("--disable-async-offload", action="store_true", help="move weights on the main stream")
     dev.add_argument("--disable-smart-memory", action="store_true", help="take models off the GPU after each prompt")
+    dev.add_argument(
+        "--idle-unload",
+        type=_seconds,
+        default=0,
+        metavar="SECONDS",
+        help="take models off the GPU after so long without a prompt (0: never)",
+    )
     dev.add_argument("--disable-pinned-memory", action="store_true", help="no page-locked host memory")
     dev.add_argument("--force-non-blocking", action="store_true", help="never wait for host to device copies")
     dev.add_argument("--mmap-torch-files", action="store_true", help="memory-map ckpt and pt files")

@@ -272,6 +272,11 @@ def memory_of(device: torch.device | str) -> DeviceMemory:
     return found
 
 
+def accelerators() -> list[DeviceMemory]:
+    """The memories of devices other than the host that have been asked for so far."""
+    return [memory for memory in list(_memories.values()) if not memory.is_host]
+
+
 @contextlib.contextmanager
 def simulated(memory: DeviceMemory) -> Iterator[DeviceMemory]:
     """Inside the block `memory` is what the policy finds for its device."""

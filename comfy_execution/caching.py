@@ -96,6 +96,9 @@ class ResultCache:
     def put(self, scope: Any, key: bytes, entry: CacheEntry) -> None:
         """Keep a result."""
 
+    def drop(self, scope: Any, key: bytes) -> None:
+        """Forget a result."""
+
     def relieve(self, drop_unneeded: Callable[[], None]) -> None:
         """A node has run: make room if memory is short. `drop_unneeded` lets go of what the run itself holds."""
 
@@ -137,6 +140,9 @@ class ClassicCache(ResultCache):
         entry.generation = self.generation
         scope.entries[key] = entry
 
+    def drop(self, scope: Any, key: bytes) -> None:
+        scope.entries.pop(key, None)
+
     def clear(self) -> None:
         self.root = Scope()
 
@@ -172,6 +178,9 @@ class LRUCache(ResultCache):
     def put(self, scope: Any, key: bytes, entry: CacheEntry) -> None:
         entry.generation = self.generation
         self.entries[key] = entry
+
+    def drop(self, scope: Any, key: bytes) -> None:
+        self.entries.pop(key, None)
 
     def clear(self) -> None:
         self.entries = {}

@@ -12,6 +12,27 @@ import folder_paths
 
 _LONGEST_TEXT = 100_000  # of one shown value; a node's inputs may print without end
 
+_HOST_IS_FULL = "DefaultCPUAllocator: can't allocate memory"
+# What the drivers call errors after which every later call fails, too (CUDA runtime API, "sticky" errors).
+_OF_A_DEVICE = ("CUDA error", "HIP error", "cuDNN error", "CUBLAS_STATUS", "cudaError")
+_LOST = (
+    "device-side assert",
+    "illegal memory access",
+    "illegal instruction",
+    "illegal address",
+    "misaligned address",
+    "unspecified launch failure",
+    "launchfailure",
+    "launch timed out",
+    "hardware stack error",
+    "uncorrectable ecc",
+    "device is lost",
+    "gpu is lost",
+)
+_DEVICE_LOST_ADVICE = (
+    "The device is in a state from which only a new process recovers. The server ends itself (its exit status tells "
+    "why) and goes on with the queue when it is started again."
+)
 _OUT_OF_MEMORY_ADVICE = (
     "The device ran out of memory. Models have been unloaded; the next run may succeed. If it does not, use a smaller "
     "image or batch, tiled decoding, or a smaller model."
@@ -85,11 +106,22 @@ def is_out_of_memory(exception: BaseException) -> bool:
     accelerator_error = getattr(torch, "AcceleratorError", None)
     if accelerator_error is not None and isinstance(exception, accelerator_error):
         return "out of memory" in text_of(exception).lower()
-    return False
+    return isinstance(exception, RuntimeError) and _HOST_IS_FULL in text_of(exception)
+
+
+def is_device_lost(exception: BaseException) -> bool:
+    """Whether the exception says that a device is in a state from which only a new process recovers."""
+    accelerator_error = getattr(sys.modules.get("torch"), "AcceleratorError", RuntimeError)
+    if not isinstance(exception, accelerator_error | RuntimeError):
+        return False
+    text = text_of(exception)
+    return any(mark in text for mark in _OF_A_DEVICE) and any(mark in text.lower() for mark in _LOST)
 
 
 def advice_for(exception: BaseException, class_type: str) -> str:
     """What the user can do about it; empty when there is nothing to say."""
+    if is_device_lost(exception):
+        return _DEVICE_LOST_ADVICE
     if is_out_of_memory(exception):
         return _OUT_OF_MEMORY_ADVICE
     shapes = "mat1 and mat2 shapes cannot be multiplied" in text_of(exception)

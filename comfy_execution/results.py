@@ -87,6 +87,12 @@ class RunResults:
             node_id = parent
         return node_id in self._forced
 
+    def forget(self, node_id: str) -> None:
+        """Drop a node's result, here and in the cache."""
+        self._held.pop(node_id, None)
+        if self._signatures is not None:
+            self._cache.drop(self._scope_of(node_id), self._signatures[node_id])
+
     def inner_scope(self, node_id: str) -> Any:
         """Where the cache keeps the results of the nodes that `node_id` expands to."""
         scope = self._scopes.get(node_id)

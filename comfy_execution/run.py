@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Protocol
@@ -53,6 +53,19 @@ class Announcer(Protocol):
 
     def must_leave(self) -> bool:
         """Whether the run is to end now, without waiting for its coroutines."""
+
+
+class Rescue(Protocol):
+    """Who helps when a node runs out of memory."""
+
+    def can_help(self, error: BaseException) -> bool:
+        """Whether a node that ended with this error is worth another try once there is room."""
+
+    def forget_frames(self, error: BaseException) -> None:
+        """Let go of what the frames behind an error hold."""
+
+    def make_room(self) -> None:
+        """Free what can be freed."""
 
 
 class Outcome(Enum):
@@ -103,6 +116,7 @@ class Run:
         outputs: the output nodes to execute, in order.
         extra_data: the prompt's extra data, secrets included.
         strict: nodes get copies of tensors, and changes to them are reported (see `comfy_execution.strict`).
+        rescue: asked when a node runs out of memory; None: such a node simply fails.
     """
 
     def __init__(
@@ -116,6 +130,7 @@ class Run:
         announcer: Announcer,
         registry_for: Any,
         strict: bool = False,
+        rescue: Rescue | None = None,
     ) -> None:
         self.prompt_id = prompt_id
         self.prompt = DynamicPrompt(prompt)
@@ -125,6 +140,8 @@ class Run:
         self.objects = objects
         self.announcer = announcer
         self.strict = strict
+        self.rescue = rescue
+        self._rescued: set[str] = set()  # nodes that have had their second try
         self.progress: ProgressRegistry = registry_for(prompt_id, self.prompt)
         self.book = FactsBook()
         self._facts = facts = _FactsByNode(self.prompt, self.book)
@@ -236,6 +253,22 @@ class Run:
             self.schedule.put_back(node_id)
 
     async def _process(self, node_id: str) -> Outcome:
+        """Go on with a node; one that runs out of memory is run once more when there is room."""
+        try:
+            return await self._attempt(node_id)
+        except NodeFailed as failure:
+            if self.rescue is None or failure.node_id != node_id or node_id in self._rescued:
+                raise
+            if not self.rescue.can_help(failure.cause):
+                raise
+            self.rescue.forget_frames(failure)
+        # Not in the handler: there the error would keep alive what is to be freed.
+        log.warning("prompt %s: node %s ran out of memory and is run once more", self.prompt_id, node_id)
+        self._rescued.add(node_id)
+        self.rescue.make_room()
+        return await self._attempt(node_id)
+
+    async def _attempt(self, node_id: str) -> Outcome:
         try:
             calls = self._calls.pop(node_id, None)
             if calls is not None:
@@ -394,6 +427,13 @@ class Run:
         if self.signatures is not None and external_cache.providers():
             self._store_outside(node_id, entry)
         self.progress.finish_progress(node_id)
+
+    def forget(self, condition: Callable[[CacheEntry], bool]) -> None:
+        """Drop the results of this run that a condition holds for, from the cache, too."""
+        for node_id in self.executed:
+            entry = self.results.stored(node_id)
+            if entry is not None and condition(entry):
+                self.results.forget(node_id)
 
     # --- expansion --------------------------------------------------------------------------------------------
 

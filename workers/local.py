@@ -36,6 +36,7 @@ _COLLECT_SECONDS = 10.0  # least time between two full garbage collections
 _IDLE_COLLECT_SECONDS = 60.0  # the same while nothing runs; other threads leave rubbish too
 _RESTART_SECONDS = 0.5  # before a dead worker is replaced, so that one that cannot live does not spin
 _SETTLE_SECONDS = 1.0  # how long the end of an attempt that was given up waits for the store
+EXIT_DEVICE_LOST = 76  # the device needs a new process: start me again
 _NEVER = 1_000_000  # a threshold of the collector that is not reached while a prompt runs
 
 
@@ -49,6 +50,9 @@ class PromptWorker:
         retry_behind: whether an attempt that failed is worth another: behind how many of those that wait it is to go;
             None: it has ended (the default for all).
         succeeded: told the entry and the seconds of each attempt that succeeded.
+        on_device_lost: called once when a device can only be used again by a new process. The worker takes no more
+            prompts then; what waits is left to the store.
+        idle_unload: seconds without a prompt after which models are taken off their devices; 0: never.
     """
 
     def __init__(
@@ -58,9 +62,14 @@ class PromptWorker:
         make_executor: Callable[[Any], Any] | None = None,
         retry_behind: Callable[[Attempt, Outcome], int | None] = lambda attempt, outcome: None,
         succeeded: Callable[[QueueEntry, float], None] = lambda entry, seconds: None,
+        on_device_lost: Callable[[], None] = lambda: None,
+        idle_unload: float = 0,
     ) -> None:
         self.server = server
         self.queue = queue
+        self._on_device_lost = on_device_lost
+        self._idle_unload = idle_unload
+        self._last_prompt = time.monotonic()
         self._make_executor = make_executor or executor_by_arguments
         self._retry_behind = retry_behind
         self._succeeded = succeeded
@@ -122,16 +131,25 @@ class PromptWorker:
         executor = self._make_executor(self.server)
         self._quiet_collector()
         while not self._stopping.is_set():
-            task = self.queue.get(timeout=_COLLECT_SECONDS)
+            task = self.queue.get(timeout=self._patience())
             if task is not None:
                 self._task = task
                 self._has_run = True
                 self._run(executor, *task)
+                self._last_prompt = time.monotonic()
+                if executor.device_lost:
+                    return self._leave_to_a_new_process()
             try:
                 self._act_on_flags(executor)
+                self._unload_when_idle()
                 self._collect()
             except BaseException:
                 log.exception("the prompt worker could not tidy up")
+
+    def _leave_to_a_new_process(self) -> None:
+        log.critical("a device can only be used again by a new process: the worker takes no more prompts")
+        self._stopping.set()
+        self._on_device_lost()
 
     def _run(self, executor: Any, entry: QueueEntry, task_id: int) -> None:
         started = time.perf_counter()
@@ -271,10 +289,25 @@ class PromptWorker:
         if flags.get("unload_models", free_memory):
             management = sys.modules.get("comfy.model_management")
             if management is not None:
-                management.unload_all_models()
+                management.unload_all_models("POST /free")
         if free_memory:
             executor.reset()
         if free_memory or flags.get("unload_models"):
+            self._has_run, self._last_collection = True, 0.0
+
+    def _patience(self) -> float:
+        """Seconds to wait for a prompt before looking after other things."""
+        if not self._idle_unload:
+            return _COLLECT_SECONDS
+        left = self._last_prompt + self._idle_unload - time.monotonic()
+        return min(_COLLECT_SECONDS, left) if left > 0 else _COLLECT_SECONDS
+
+    def _unload_when_idle(self) -> None:
+        management = sys.modules.get("comfy.model_management")
+        if not self._idle_unload or management is None or not management.current_loaded_models:
+            return
+        if time.monotonic() - self._last_prompt >= self._idle_unload:
+            management.unload_all_models(f"{self._idle_unload:g} seconds without a prompt")
             self._has_run, self._last_collection = True, 0.0
 
     def _quiet_collector(self) -> None:
