@@ -224,6 +224,7 @@ class PromptExecutor:
                 "outputs": {node_id: ui["output"] for node_id, ui in run.ui_outputs.items()},
                 "meta": {node_id: ui["meta"] for node_id, ui in run.ui_outputs.items()},
             }
+            run.release()
             run.progress.finish_run()
             external_cache.announce("on_prompt_end", prompt_id)
             self._after_run()
@@ -454,7 +455,7 @@ def _release_everything(run: Run, failure: NodeFailed) -> None:
     rescue.forget_frames(failure)
     failure.data = {}
     run.forget(lambda entry: comfy.recovery.is_on_device(entry.outputs))
-    run.results.keep_only(())
+    run.release()
     rescue.make_room()
 
 

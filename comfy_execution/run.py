@@ -428,6 +428,15 @@ class Run:
             self._store_outside(node_id, entry)
         self.progress.finish_progress(node_id)
 
+    def release(self) -> None:
+        """The run is over: hold on to no results any more. The run itself is part of reference cycles and stays in
+        memory until the next collection."""
+        results = getattr(self, "results", None)
+        if results is not None:
+            results.keep_only(())
+        self._calls.clear()
+        self._expansions.clear()
+
     def forget(self, condition: Callable[[CacheEntry], bool]) -> None:
         """Drop the results of this run that a condition holds for, from the cache, too."""
         for node_id in self.executed:
