@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from comfy.models import auraflow, chroma, flux, flux2, hidream, lumina2, mmdit, pixart, qwen_image, unet
@@ -122,6 +123,17 @@ def detect_unet_config(
         if config is not None:
             return config
     return None
+
+
+def unet_config_from_diffusers_unet(
+    state_dict: Mapping[str, Tensor], dtype: torch.dtype | None = None
+) -> dict[str, Any] | None:
+    """Configuration of a UNet whose tensors have diffusers' names; None if they are of another network. dtype: noted in
+    it."""
+    from comfy.models.diffusers_layout import unet_config
+
+    config = unet_config({key: value.shape for key, value in state_dict.items()})
+    return None if config is None else {**_as_dict("unet", config), "dtype": dtype}
 
 
 def model_config_from_unet_config(

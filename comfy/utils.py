@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from comfy.interrupt import throw_exception_if_processing_interrupted
+from comfy.models.diffusers_names import UNET_MAP_BASIC
 from comfy.resize import bislerp, common_upscale, lanczos, reshape_mask
 from comfy.state_dicts import (
     calculate_parameters,
@@ -29,6 +30,7 @@ from comfy.weights import load_torch_file, safetensors_header, save_torch_file
 __all__ = [
     "PROGRESS_BAR_ENABLED",
     "PROGRESS_BAR_HOOK",
+    "UNET_MAP_BASIC",
     "ProgressBar",
     "bislerp",
     "calculate_parameters",

@@ -64,7 +64,11 @@ def renamed_for(network: nn.Module, sd: Mapping[str, Tensor]) -> dict[str, Tenso
 # --- networks of the dimensions that a file's diffusers names tell
 
 
-def _unet(shapes: Shapes) -> nn.Module:
+def unet_config(shapes: Shapes) -> unet.UNetConfig | None:
+    """Of the UNets of Stable Diffusion 1, 2 and XL; None for other networks."""
+    if "down_blocks.0.resnets.0.conv1.weight" not in shapes or "conv_out.weight" not in shapes:
+        return None
+
     def blocks(prefix: str) -> list[tuple[int, list[int]]]:
         """Channels and transformer depths of each level."""
         levels = []
@@ -80,7 +84,7 @@ def _unet(shapes: Shapes) -> nn.Module:
     adm = next((shapes[k][1] for k in _UNET_VECTORS if k in shapes), None)
     attention = next(k.removesuffix("proj_in.weight") for k in shapes if k.endswith(".proj_in.weight"))
     linear = len(shapes[f"{attention}proj_in.weight"]) == 2
-    config = unet.UNetConfig(
+    return unet.UNetConfig(
         in_channels=in_channels,
         out_channels=shapes["conv_out.weight"][0],
         model_channels=channels,
@@ -96,7 +100,10 @@ def _unet(shapes: Shapes) -> nn.Module:
         num_heads=-1 if linear else unet.SD1_HEADS,
         num_head_channels=unet.SD2_HEAD_CHANNELS if linear else -1,
     )
-    return unet.UNetModel(config, device="meta")
+
+
+def _unet(shapes: Shapes) -> nn.Module:
+    return unet.UNetModel(unet_config(shapes), device="meta")
 
 
 _UNET_VECTORS = ("class_embedding.linear_1.weight", "add_embedding.linear_1.weight")

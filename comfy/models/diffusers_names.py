@@ -40,6 +40,11 @@ _UNET_ENDS = {
     "label_emb.0.2": ("class_embedding.linear_2", "add_embedding.linear_2"),
 }
 
+# The tensors at the ends of a UNet: (own name, diffusers name). Packs that know more networks add to it.
+UNET_MAP_BASIC = {
+    (f"{own}.{kind}", f"{other}.{kind}") for own, others in _UNET_ENDS.items() for other in others for kind in KINDS
+}
+
 
 def swap_scale_shift(weight: Tensor) -> Tensor:
     """The two halves of a last modulation exchanged: diffusers puts the scale first, the original the shift."""
@@ -53,13 +58,10 @@ def swap_scale_shift(weight: Tensor) -> Tensor:
 def unet_names(shapes: Shapes) -> dict[str, Place]:
     """The UNets of Stable Diffusion 1, 2 and XL, and their ControlNets' encoder halves."""
     prefixes = _unet_block_prefixes(shapes)
-    out: dict[str, Place] = {}
+    out: dict[str, Place] = {other: own for own, other in UNET_MAP_BASIC if own in shapes}
     for key in shapes:
-        name, _, kind = key.rpartition(".")
         member, rest = _split_member(key)
-        if name in _UNET_ENDS:
-            out.update((f"{other}.{kind}", key) for other in _UNET_ENDS[name])
-        elif member in prefixes:
+        if member in prefixes:
             part, _, kind = rest.rpartition(".")
             out[f"{prefixes[member]}.{_UNET_PARTS.get(part, part)}.{kind}"] = key
     return out

@@ -28,8 +28,10 @@ def rope_table(ids: Tensor, axes_dim: tuple[int, ...], theta: float) -> Tensor:
 
 
 def apply_rope(x: Tensor, table: Tensor) -> Tensor:
-    """`x` [batch, heads, tokens, width] with its consecutive pairs (x0, x1), (x2, x3)... turned; computed in
-    the table's float32."""
+    """`x` [batch, heads, tokens, width] with its consecutive pairs (x0, x1), (x2, x3)... turned; computed in the
+    table's float32. table: as `rope_table` makes it, or whole rotations [..., tokens, width / 2, 2, 2]."""
+    if table.ndim > x.ndim + 1:
+        table = table[..., 0]  # the first column of a rotation: cosine, sine
     first, second = x.to(table.dtype).unflatten(-1, (-1, 2)).unbind(-1)
     cos, sin = table.unbind(-1)
     turned = torch.stack([first * cos - second * sin, first * sin + second * cos], dim=-1)

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from comfy.supported_models_base import ClipTarget
 
 
+_WHOLE = ("clip_l.", "clip_g.", "clip_h.", "t5xxl.")  # how names of a whole text side begin
+
+
 class CLIP:
     """Tokenizer, encoder model and patcher of one text side.
 
@@ -187,8 +190,18 @@ class CLIP:
     # --- weights
 
     def load_sd(self, sd: Mapping[str, Tensor], full_model: bool = False) -> list[str]:
-        """Replace the encoder's weights; returns the keys that were not used."""
-        return load_assigned(self.cond_stage_model, sd, "text encoder")
+        """Replace weights; returns the keys that were not used.
+
+        full_model: `sd` is named as the whole text side names its tensors, and has all of them; one that is not so
+        named is the file of one encoder (see `load_sd` of the model).
+        """
+        if full_model or any(key.startswith(_WHOLE) for key in sd):
+            return load_assigned(self.cond_stage_model, sd, "text encoder")
+        return list(self.cond_stage_model.load_sd(sd).unexpected_keys)
+
+    def state_dict_for_saving(self) -> dict[str, Tensor]:
+        """The encoder's tensors as a checkpoint is to hold them, patches applied."""
+        return self.get_sd()
 
     def get_sd(self) -> dict[str, Tensor]:
         """The encoder's tensors, patches applied."""

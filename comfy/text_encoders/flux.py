@@ -14,6 +14,7 @@ from comfy.text_encoders.clip import CLIPTextConfig
 from comfy.text_encoders.clip_encoder import Chunk, SDClipModel
 from comfy.text_encoders.sd1 import clip_l_tokenizer
 from comfy.text_encoders.sdxl import CLIP_L, clip_configs
+from comfy.text_encoders.single import IncompatibleKeys, load_one_of
 from comfy.text_encoders.t5_encoder import T5TextEncoder, T5Tokenizer
 
 MIN_TOKENS = 256
@@ -66,6 +67,10 @@ class FluxClipModel(nn.Module):
 
     def reset_clip_options(self) -> None:
         pass
+
+    def load_sd(self, sd: Mapping[str, Tensor]) -> IncompatibleKeys:
+        """Take the weights of one encoder out of its own file; see `load_one_of`."""
+        return load_one_of(self, sd)
 
     def encode_token_weights(self, token_weight_pairs: Mapping[str, Sequence[Chunk]]) -> tuple[Tensor, Tensor | None]:
         """T5's tokens [1, tokens, 4096] and CLIP's pooled vector, not projected."""

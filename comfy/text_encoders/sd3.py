@@ -15,6 +15,7 @@ from comfy.text_encoders import t5
 from comfy.text_encoders.clip import CLIPTextConfig
 from comfy.text_encoders.clip_encoder import Chunk
 from comfy.text_encoders.sdxl import CLIP_G, CLIP_L, SDXLClipG, SDXLClipL, SDXLTokenizer, clip_configs, join_channels
+from comfy.text_encoders.single import IncompatibleKeys, load_one_of
 from comfy.text_encoders.t5_encoder import T5TextEncoder, T5Tokenizer
 
 CONTEXT_WIDTH = 4096
@@ -78,6 +79,10 @@ class SD3ClipModel(nn.Module):
         for encoder in (self.clip_l, self.clip_g):
             if encoder is not None:
                 encoder.reset_clip_options()
+
+    def load_sd(self, sd: Mapping[str, Tensor]) -> IncompatibleKeys:
+        """Take the weights of one encoder out of its own file; see `load_one_of`."""
+        return load_one_of(self, sd)
 
     def encode_token_weights(self, token_weight_pairs: Mapping[str, Sequence[Chunk]]) -> tuple[Tensor, Tensor]:
         """Conditioning [1, tokens, 4096] and pooled vector [1, width of L + width of G]."""

@@ -17,7 +17,7 @@ from comfy.text_encoders.clip import CLIPTextConfig, config_from_state_dict
 from comfy.text_encoders.clip_encoder import Chunk, SDClipModel
 from comfy.text_encoders.sd1 import clip_l_tokenizer
 from comfy.text_encoders.sd2 import PAD_TOKEN, special_tokens
-from comfy.text_encoders.single import SingleEncoder
+from comfy.text_encoders.single import IncompatibleKeys, SingleEncoder, load_one_of
 from comfy.text_encoders.tokenizer import SDTokenizer
 
 CLIP_L = CLIPTextConfig()
@@ -127,6 +127,10 @@ class SDXLClipModel(nn.Module):
     def reset_clip_options(self) -> None:
         self.clip_l.reset_clip_options()
         self.clip_g.reset_clip_options()
+
+    def load_sd(self, sd: Mapping[str, Tensor]) -> IncompatibleKeys:
+        """Take the weights of one encoder out of its own file, see `load_one_of`."""
+        return load_one_of(self, sd)
 
     def encode_token_weights(self, token_weight_pairs: Mapping[str, Sequence[Chunk]]) -> tuple[Tensor, Tensor | None]:
         """Conditioning [1, tokens, width of L + width of G] and bigG's pooled vector."""

@@ -3,11 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from comfy.text_encoders.clip_encoder import Chunk
+
+
+class IncompatibleKeys(NamedTuple):
+    """What a file and a model do not share: keys of the model, and keys of the file."""
+
+    missing_keys: list[str]
+    unexpected_keys: list[str]
+
+
+def load_encoder(encoder: nn.Module, sd: Mapping[str, Tensor]) -> IncompatibleKeys:
+    """Make tensors, named as an encoder's own file names them, the weights of its transformer."""
+    encoder.requires_grad_(False)
+    return IncompatibleKeys(*encoder.transformer.load_state_dict(dict(sd), strict=False, assign=True))
+
+
+def load_one_of(model: nn.Module, sd: Mapping[str, Tensor]) -> IncompatibleKeys:
+    """`load_encoder` for the encoder of several that a file is of, which its tensors' names tell: `t5xxl`, or the CLIP
+    with many layers `clip_g`, or `clip_l`. Raises ValueError if the model has no such encoder."""
+    if any(key.startswith("encoder.block.") for key in sd):
+        name = "t5xxl"
+    else:
+        name = "clip_g" if _DEEP_CLIP in sd else "clip_l"
+    encoder = getattr(model, name, None)
+    if encoder is None:
+        raise ValueError(f"the file is one of {name}, which this {type(model).__name__} does not have")
+    return load_encoder(encoder, sd)
+
+
+_DEEP_CLIP = "text_model.encoder.layers.30.mlp.fc1.weight"  # bigG has 32 layers, ViT-L 12
 
 
 class SingleTokenizer:
@@ -50,6 +79,13 @@ class SingleEncoder(nn.Module):
 
     def reset_clip_options(self) -> None:
         getattr(self, self.clip).reset_clip_options()
+
+    def load_sd(self, sd: Mapping[str, Tensor]) -> IncompatibleKeys:
+        """Take the weights out of the encoder's own file (`text_model...`); what the file lacks stays as it is.
+
+        Returns torch's (missing, unexpected) keys; raises RuntimeError for other shapes.
+        """
+        return load_encoder(getattr(self, self.clip), sd)
 
     def encode_token_weights(self, token_weight_pairs: Mapping[str, Sequence[Chunk]]) -> tuple:
         """Conditioning [1, tokens, width], pooled vector (None for encoders without) and, from encoders that give more,

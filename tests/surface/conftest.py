@@ -19,3 +19,13 @@ def server_instance():
         del PromptServer.instance
     else:
         PromptServer.instance = before
+
+
+@pytest.fixture(scope="package")
+def tiny_checkpoint():
+    """(model, clip, vae, None) of the checkpoint that comes with the repository."""
+    import comfy.sd
+    import folder_paths
+
+    path = folder_paths.get_full_path_or_raise("checkpoints", "darkroom-tiny.safetensors")
+    return comfy.sd.load_checkpoint_guess_config(path)

@@ -11,13 +11,6 @@ from tools import surface
 
 MANY_PACKS = 3
 
-# Names that this program does not have yet, with the reason. Whoever adds one takes it off the list.
-MISSING = {
-    "comfy.controlnet.ControlBase.extra_conds": "a control's own conditioning is not passed on yet",
-    "comfy.controlnet.ControlNet.extra_conds": "a control's own conditioning is not passed on yet",
-    "comfy.sd.CLIP.state_dict_for_saving": "text encoders are not saved yet",
-    "comfy.sd1_clip.SD1ClipModel.load_sd": "text encoders are loaded through comfy.sd.CLIP",
-}
 NAMES = [
     name for file in ("names.json", "methods.json") for name in surface.read_names(file) if name.packs >= MANY_PACKS
 ]
@@ -26,16 +19,12 @@ NAMES = [
 def test_the_list_is_the_whole_list():
     assert len(surface.read_names()) == 299
     assert sum(name.packs >= MANY_PACKS for name in surface.read_names()) == 190
-    assert MISSING.keys() <= {name.name for name in NAMES}
 
 
 @pytest.mark.parametrize("name", NAMES, ids=lambda name: name.name)
 def test_name(name):
     problem = name.problem()
-    if name.name in MISSING:
-        assert problem is not None, f"{name.name} is there now: take it off the list"
-    else:
-        assert problem is None, f"{name.name}: {problem}"
+    assert problem is None, f"{name.name}: {problem}"
 
 
 # --- the comparison itself

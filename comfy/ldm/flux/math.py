@@ -26,8 +26,6 @@ def apply_rope1(x: Tensor, freqs_cis: Tensor) -> Tensor:
     """`x` [batch, heads, tokens, width], its consecutive pairs turned. freqs_cis: rotations
     [..., tokens, width / 2, 2, 2], or what the blocks of our models are handed as `pe`: [..., tokens, width / 2, 2]
     cosines and sines."""
-    if freqs_cis.shape[-2] == 2 and freqs_cis.ndim > x.ndim + 1:
-        freqs_cis = freqs_cis[..., 0]  # the first column of a rotation: cosine, sine
     return apply_table(x, freqs_cis)
 
 

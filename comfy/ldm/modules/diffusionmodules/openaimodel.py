@@ -13,7 +13,7 @@ from comfy.faces import Face, mirror
 from comfy.models.attention import SpatialTransformer
 from comfy.models.unet import UNetConfig
 
-__all__ = ["SpatialTransformer", "UNetModel", "UnsupportedUNet"]
+__all__ = ["SpatialTransformer", "UNetModel", "UnsupportedUNet", "unet_config"]
 
 
 class UnsupportedUNet(ValueError):
@@ -87,37 +87,66 @@ class UNetModel(comfy.models.unet.UNetModel, metaclass=Face):
         operations: Any = comfy.ops.disable_weight_init,
         **others: Any,
     ):
-        given = {**others, **{name: value for name, value in locals().items() if name in _NEUTRAL}}
-        for name, neutral in _NEUTRAL.items():
-            if given.get(name, neutral) != neutral:
-                raise UnsupportedUNet(f"{name}={given[name]!r}: this UNet only has {neutral!r}")
-        if num_classes not in (None, "sequential"):
-            raise UnsupportedUNet(f"num_classes={num_classes!r}: this UNet takes a vector ('sequential') or nothing")
-        levels = len(channel_mult)
-        blocks = (num_res_blocks,) * levels if isinstance(num_res_blocks, int) else tuple(num_res_blocks)
-        if isinstance(transformer_depth, int):
-            transformer_depth = (transformer_depth,) * sum(blocks)
-        if transformer_depth_output is None:
-            transformer_depth_output = _mirrored(tuple(transformer_depth), blocks)
-        if transformer_depth_middle is None:
-            transformer_depth_middle = transformer_depth[-1]
-        config = UNetConfig(
-            in_channels=in_channels,
-            out_channels=out_channels,
-            model_channels=model_channels,
-            channel_mult=tuple(channel_mult),
-            num_res_blocks=blocks,
-            transformer_depth=tuple(transformer_depth),
-            transformer_depth_middle=transformer_depth_middle,
-            transformer_depth_output=tuple(transformer_depth_output),
-            context_dim=context_dim,
-            adm_in_channels=adm_in_channels,
-            use_linear_in_transformer=use_linear_in_transformer,
-            num_heads=num_heads,
-            num_head_channels=num_head_channels,
-            attn_precision=attn_precision,
-        )
-        super().__init__(config, dtype=dtype, device=device, operations=operations)
+        given = {**others, **{name: value for name, value in locals().items() if name not in _NO_SHAPE}}
+        super().__init__(unet_config(**given), dtype=dtype, device=device, operations=operations)
+
+
+# Parameters that say nothing about the shape.
+_NO_SHAPE = {"self", "others", "__class__", "dtype", "device", "operations"}
+
+
+def unet_config(
+    *,
+    in_channels: int = 4,
+    model_channels: int = 320,
+    out_channels: int = 4,
+    num_res_blocks: int | Sequence[int] = 2,
+    channel_mult: Sequence[int] = (1, 2, 4, 8),
+    num_classes: int | str | None = None,
+    num_heads: int = -1,
+    num_head_channels: int = -1,
+    transformer_depth: int | Sequence[int] = 1,
+    context_dim: int | None = None,
+    use_linear_in_transformer: bool = False,
+    adm_in_channels: int | None = None,
+    transformer_depth_middle: int | None = None,
+    transformer_depth_output: Sequence[int] | None = None,
+    attn_precision: torch.dtype | None = None,
+    **others: Any,
+) -> UNetConfig:
+    """The shape of a UNet from single numbers; see `UNetModel`.
+
+    Raises UnsupportedUNet naming an option that this UNet does not have.
+    """
+    for name, neutral in _NEUTRAL.items():
+        if others.get(name, neutral) != neutral:
+            raise UnsupportedUNet(f"{name}={others[name]!r}: this UNet only has {neutral!r}")
+    if num_classes not in (None, "sequential"):
+        raise UnsupportedUNet(f"num_classes={num_classes!r}: this UNet takes a vector ('sequential') or nothing")
+    levels = len(channel_mult)
+    blocks = (num_res_blocks,) * levels if isinstance(num_res_blocks, int) else tuple(num_res_blocks)
+    if isinstance(transformer_depth, int):
+        transformer_depth = (transformer_depth,) * sum(blocks)
+    if transformer_depth_output is None:
+        transformer_depth_output = _mirrored(tuple(transformer_depth), blocks)
+    if transformer_depth_middle is None:
+        transformer_depth_middle = transformer_depth[-1]
+    return UNetConfig(
+        in_channels=in_channels,
+        out_channels=out_channels,
+        model_channels=model_channels,
+        channel_mult=tuple(channel_mult),
+        num_res_blocks=blocks,
+        transformer_depth=tuple(transformer_depth),
+        transformer_depth_middle=transformer_depth_middle,
+        transformer_depth_output=tuple(transformer_depth_output),
+        context_dim=context_dim,
+        adm_in_channels=adm_in_channels,
+        use_linear_in_transformer=use_linear_in_transformer,
+        num_heads=num_heads,
+        num_head_channels=num_head_channels,
+        attn_precision=attn_precision,
+    )
 
 
 def _mirrored(depths: tuple[int, ...], blocks: tuple[int, ...]) -> tuple[int, ...]:

@@ -1,0 +1,1 @@
+"""Module names that node packs import; the networks are in `comfy.models`."""
