@@ -7,15 +7,19 @@ writes here; tests, `GET /api/memory` and `bench/memory.py` read.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from comfy.device_memory import DeviceMemory
 
 _EVENTS_KEPT = 100
 
@@ -149,6 +153,49 @@ def name_of(model: torch.nn.Module) -> str:
     return name if network is None else f"{name} ({type(network).__name__})"
 
 
-def describe(record: ModelRecord) -> dict[str, Any]:
-    """A record as JSON."""
-    return asdict(record)
+def report() -> dict[str, Any]:
+    """All books as JSON; sizes in bytes, times in seconds since the epoch. Models are listed with their last use first,
+    those that were taken off and are still known, too."""
+    from comfy import devices
+    from comfy.device_memory import memory_of
+    from comfy.system_memory import system_memory
+
+    ram = system_memory()
+    found = {ledger.device: ledger for ledger in ledgers()}
+    for device in devices.get_all_torch_devices():
+        found.setdefault(device, ledger_of(device))
+    return {
+        "ram": {"total": ram.total, "available": ram.available},
+        "vram_state": devices.vram_state.name,
+        "files": {"disk_reads": files.disk_reads, "disk_bytes": files.disk_bytes},
+        "devices": [_of_device(ledger, memory_of(device)) for device, ledger in found.items()],
+    }
+
+
+def _shown(entry: dict[str, Any]) -> dict[str, Any]:
+    """A record or an event with the file as loaders list it: clients need not know this machine's folders."""
+    import folder_paths
+
+    path = entry["file"]
+    if path is not None:
+        known = [folder for folders, _ in folder_paths.folder_names_and_paths.values() for folder in folders]
+        inside = [os.path.relpath(path, folder) for folder in known if path.startswith(os.path.join(folder, ""))]
+        entry = {**entry, "file": min(inside, key=len, default=os.path.basename(path))}
+    return entry
+
+
+def _of_device(ledger: Ledger, memory: DeviceMemory) -> dict[str, Any]:
+    models = ledger.models()
+    counted = asdict(ledger.counters)
+    del counted["disk_reads"], counted["disk_bytes"]
+    return {
+        "device": str(ledger.device),
+        "total": memory.total(),
+        "free": memory.free(),
+        "reserved": memory.reserved(),
+        "peak": memory.peak(),
+        "loaded_bytes": sum(record.loaded_bytes for record in models),
+        "counters": counted,
+        "models": [_shown(asdict(record)) for record in models],
+        "events": [_shown(event) for event in list(ledger.events)],
+    }

@@ -22,6 +22,7 @@ import comfy.utils
 from comfy import patcher_extension
 from comfy.model_sampling import ModelType, model_sampling
 from comfy.patcher_extension import WrapperExecutor, WrappersMP
+from comfy.weights import source_of
 
 __all__ = ["BaseModel", "MissingConditioning", "ModelType", "WeightsMismatch", "model_sampling"]
 
@@ -241,6 +242,7 @@ class BaseModel(nn.Module):
         of another shape.
         """
         own = {k[len(unet_prefix) :]: sd.pop(k) for k in [k for k in sd if k.startswith(unet_prefix)]}
+        self.weights_file = source_of(own.values())
         own = self.model_config.process_unet_state_dict(own)
         own = _in_dtypes_of(self.diffusion_model, own, self.model_config)
         load_assigned(self.diffusion_model, own, type(self).__name__, assign)
@@ -315,6 +317,7 @@ def load_assigned(module: nn.Module, sd: Mapping[str, Tensor], name: str, assign
 
     Raises WeightsMismatch for missing tensors or other shapes.
     """
+    module.weights_file = getattr(module, "weights_file", None) or source_of(sd.values())
     # Before loading: an assigned tensor takes over whether its predecessor wanted a gradient.
     module.requires_grad_(False)
     try:

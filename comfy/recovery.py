@@ -73,7 +73,7 @@ def out_of_memory(error: BaseException) -> BaseException:
     if not measured:
         memory = memory_of(devices.get_torch_device())
         facts.append(f"{memory.free()} bytes of {memory.total()} are free on {memory.device}")
-    told = OOM_EXCEPTION(f"{error} ({'; '.join(facts)}; models had been taken off and the node was tried again)")
+    told = OOM_EXCEPTION(f"{error}\n{'; '.join(facts)}; models had been taken off and the node was tried again.")
     return told.with_traceback(error.__traceback__)
 
 

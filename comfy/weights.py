@@ -14,6 +14,7 @@ import pickle
 import re
 import struct
 import zipfile
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ import safetensors
 import safetensors.torch
 import torch
 
+from comfy import ledger
 from comfy.cli_args import args
 from comfy.devices import is_oom
 
@@ -80,7 +82,23 @@ def load_torch_file(
         sd, metadata = _load_safetensors(path, device)
     else:
         sd = _tensors_of(path, load_pickle(path, device))
+    _note_read(path, sd)
     return (sd, metadata) if return_metadata else sd
+
+
+def _note_read(path: str, sd: Any) -> None:
+    """For the ledger: that a file was read, and, on its tensors, which one."""
+    ledger.files.disk_reads += 1
+    ledger.files.disk_bytes += _size(path) or 0
+    if isinstance(sd, dict):
+        for tensor in sd.values():
+            if isinstance(tensor, torch.Tensor):
+                tensor.weights_file = path
+
+
+def source_of(tensors: Iterable[torch.Tensor]) -> str | None:
+    """The file that tensors were read from; None if none of them knows."""
+    return next((path for tensor in tensors if (path := getattr(tensor, "weights_file", None))), None)
 
 
 def load_pickle(path: str, device: torch.device | str = "cpu") -> Any:

@@ -333,6 +333,54 @@ _SERVER: dict[str, Schema] = {
             ),
         }
     ),
+    "Memory": shape(
+        {
+            "ram": shape({"total": COUNT, "available": COUNT}),
+            "vram_state": TEXT,
+            "files": shape({"disk_reads": COUNT, "disk_bytes": COUNT}),
+            "devices": array(
+                shape(
+                    {
+                        "device": TEXT,
+                        "total": COUNT,
+                        "free": COUNT,
+                        "reserved": COUNT,
+                        "peak": COUNT,
+                        "loaded_bytes": COUNT,
+                        "counters": mapping(COUNT),
+                        "models": array(
+                            shape(
+                                {
+                                    "name": TEXT,
+                                    "file": nullable(TEXT),
+                                    "bytes": COUNT,
+                                    "loaded_bytes": COUNT,
+                                    "pinned_bytes": COUNT,
+                                    "loads": COUNT,
+                                    "evictions": COUNT,
+                                    "last_use": SECONDS,
+                                    "evicted_by": nullable(TEXT),
+                                }
+                            )
+                        ),
+                        "events": array(
+                            shape(
+                                {
+                                    "time": SECONDS,
+                                    "event": choice("load", "shrink", "evict"),
+                                    "model": TEXT,
+                                    "file": nullable(TEXT),
+                                    "bytes": COUNT,
+                                    "by": nullable(TEXT),
+                                }
+                            )
+                        ),
+                    }
+                )
+            ),
+        },
+        about="The ledger of the models: sizes in bytes. See docs/memory.md.",
+    ),
     "Features": shape({"supports_preview_metadata": BOOLEAN, "max_upload_size": COUNT, "assets": BOOLEAN}),
     "LogEntries": shape(
         {

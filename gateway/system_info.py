@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from comfy.system_memory import system_memory
 from gateway.frontend import installed_version
 
 # The release of ComfyUI whose interface this server speaks; clients and packs compare it.
@@ -56,11 +57,16 @@ def devices() -> list[dict[str, Any]]:
     return described
 
 
+def memory_report() -> dict[str, Any]:
+    """The answer of GET /memory: the ledger of models."""
+    from comfy import ledger
+
+    return ledger.report()
+
+
 def system_stats() -> dict[str, Any]:
     """The answer of GET /system_stats."""
-    import psutil
-
-    memory = psutil.virtual_memory()
+    memory = system_memory()
     return {
         "system": {
             "os": sys.platform,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from gateway.system_info import system_stats
+from gateway.system_info import memory_report, system_stats
 from routes.answers import json_answer
 
 if TYPE_CHECKING:
@@ -22,6 +22,11 @@ def add_to(table: Table, server: PromptServer) -> None:
     async def stats(request: web.Request) -> web.Response:
         await server.nodes_ready.wait_async()
         return json_answer(await asyncio.to_thread(system_stats))
+
+    @table.get("/memory", "Which models are on which device, and how they came there.", answers={200: "Memory"})
+    async def memory(request: web.Request) -> web.Response:
+        await server.nodes_ready.wait_async()
+        return json_answer(await asyncio.to_thread(memory_report))
 
     @table.get("/features", "What this server can do.", answers={200: "Features"})
     async def features(request: web.Request) -> web.Response:
