@@ -16,6 +16,30 @@ with safe_open(DATA / "model_patches.io.safetensors", "pt") as f:
     STEP = {key: f.get_tensor(key) for key in f.keys()}  # noqa: SIM118
     CASES = json.loads(f.metadata()["config"])["cases"]
 
+# Guidance amplifies differences of the kernels.
+GUIDED_LIMIT = 1e-3
+GUIDANCE = {
+    "apg": "APG",
+    "cfg_norm_1": "CFGNorm",
+    "cfg_zero_star": "CFGZeroStar",
+    "fresca": "FreSca",
+    "mahiro": "Mahiro",
+    "ms_continuous_v": "ModelSamplingContinuousV",
+    "ms_edm_cosmos_rflow": "ModelSamplingContinuousEDM",
+    "ms_edm_edm": "ModelSamplingContinuousEDM",
+    "ms_edm_edm_playground_v2.5": "ModelSamplingContinuousEDM",
+    "ms_edm_eps": "ModelSamplingContinuousEDM",
+    "ms_edm_v_prediction": "ModelSamplingContinuousEDM",
+    "ms_eps_zsnr": "ModelSamplingDiscrete",
+    "ms_lcm": "ModelSamplingDiscrete",
+    "ms_sd3_on_unet": "ModelSamplingSD3",
+    "ms_v_prediction": "ModelSamplingDiscrete",
+    "ms_v_prediction_zsnr": "ModelSamplingDiscrete",
+    "ms_x0": "ModelSamplingDiscrete",
+    "perp_neg": "PerpNeg",
+    "rescale_cfg_07": "RescaleCFG",
+    "tcfg": "TCFG",
+}
 NODES = {
     "freeu": "FreeU",
     "freeu_v2": "FreeU_V2",
@@ -28,12 +52,16 @@ NODES = {
 
 
 def run(name: str, model, **inputs):
-    return nodes.NODE_CLASS_MAPPINGS[name].execute(model, **inputs).result[0]
+    node = nodes.NODE_CLASS_MAPPINGS[name]
+    if hasattr(node, "execute"):
+        return node.execute(model, **inputs).result[0]
+    return getattr(node(), node.FUNCTION)(model, **inputs)[0]
 
 
-def step(model, cfg: float = 7.0) -> torch.Tensor:
+def step(model, cfg: float = 7.0, sigma: float | None = None) -> torch.Tensor:
     positive, negative = [[STEP["in.positive"], {}]], [[STEP["in.negative"], {}]]
-    return guided(model, STEP["in.x"], STEP["in.sigma"], positive, negative, cfg)
+    sigmas = STEP["in.sigma"] if sigma is None else torch.full_like(STEP["in.sigma"], sigma)
+    return guided(model, STEP["in.x"], sigmas, positive, negative, cfg)
 
 
 @pytest.mark.parametrize("case", NODES)
@@ -43,6 +71,28 @@ def test_guided_step_matches_recording(case):
     assert patched is not model
     assert error(step(patched), STEP[f"out.{case}"]) < LIMIT
     assert error(step(model), STEP["out.cfg_7"]) < LIMIT
+
+
+@pytest.mark.parametrize("case", GUIDANCE)
+def test_guidance_and_sampling_match_recording(case):
+    model, _ = host("sd1")
+    inputs = dict(CASES[case]["args"])
+    if case == "perp_neg":
+        inputs["empty_conditioning"] = [[STEP["in.empty"], {}]]
+    patched = run(GUIDANCE[case], model, **inputs)
+    assert error(step(patched, CASES[case]["cfg"], CASES[case]["sigma"]), STEP[f"out.{case}"]) < GUIDED_LIMIT
+    assert error(step(model), STEP["out.cfg_7"]) < LIMIT
+
+
+@pytest.mark.parametrize("case", ["cfg_0", "cfg_1", "cfg_7"])
+def test_plain_guidance_matches_recording(case):
+    model, _ = host("sd1")
+    assert error(step(model, CASES[case]["cfg"]), STEP[f"out.{case}"]) < LIMIT
+
+
+def test_no_recording_is_left_out():
+    tested = {*NODES, *GUIDANCE, *SD3_NODES, "cfg_0", "cfg_1", "cfg_7", "sd3_cfg_5", "sd3_ms_shift_1"}
+    assert tested == CASES.keys()
 
 
 # What the recordings of Stable Diffusion 3 were made with: its second block left out, guidance 5.
@@ -71,6 +121,12 @@ def test_guided_step_of_sd3_matches_recording(sd3, case):
     name, inputs = SD3_NODES[case]
     assert error(sd3_step(run(name, model, **inputs), pooled), STEP[f"out.{case}"]) < LIMIT
     assert error(sd3_step(model, pooled), STEP["out.sd3_cfg_5"]) < LIMIT
+
+
+def test_shift_of_sd3_matches_recording(sd3):
+    model, pooled = sd3
+    shifted = run("ModelSamplingSD3", model, shift=1.0)
+    assert error(sd3_step(shifted, pooled), STEP["out.sd3_ms_shift_1"]) < GUIDED_LIMIT
 
 
 @pytest.mark.parametrize("case", SD3_NODES)
