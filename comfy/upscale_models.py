@@ -70,8 +70,9 @@ class UpscaleModel:
         return self.model.state_dict()
 
 
-def load_state_dict(state_dict: Mapping[str, Any]) -> UpscaleModel:
-    """The model for a file's tensors, in float32 on the CPU.
+def load_state_dict(state_dict: Mapping[str, Any]) -> Any:
+    """The model for a file's tensors, in float32 on the CPU: ESRGAN and Real-ESRGAN as an `UpscaleModel`, any other
+    architecture as the library spandrel describes it (extra `upscale`), which is called the same way.
 
     Raises UnknownUpscaleModel naming some of the tensors when the architecture is not known.
     """
@@ -90,8 +91,28 @@ def load_state_dict(state_dict: Mapping[str, Any]) -> UpscaleModel:
             model.load_state_dict({key: value.float() for key, value in tensors.items()}, assign=True)
     except (KeyError, RuntimeError, IndexError) as error:
         shown = ", ".join(list(sd)[:5])
-        raise UnknownUpscaleModel(f"no known upscale model has these {len(sd)} tensors: {shown}, ...") from error
+        text = f"no known upscale model has these {len(sd)} tensors: {shown}, ..."
+        return _load_with_spandrel(sd, text, error)
     return UpscaleModel(model.eval().requires_grad_(False))
+
+
+def _load_with_spandrel(sd: Mapping[str, Any], text: str, cause: Exception) -> Any:
+    """As `load_state_dict`, for the architectures that spandrel knows. text: what to say of others."""
+    try:
+        import spandrel
+    except ImportError:
+        hint = "; other architectures than ESRGAN need the library spandrel: pip install 'darkroom[upscale]'"
+        raise UnknownUpscaleModel(text + hint) from cause
+    try:
+        with torch.inference_mode(False):
+            described = spandrel.ModelLoader().load_from_state_dict(dict(sd))
+    except spandrel.UnsupportedModelError as error:
+        raise UnknownUpscaleModel(text) from error
+    if not isinstance(described, spandrel.ImageModelDescriptor):
+        kind = type(described).__name__
+        raise UnknownUpscaleModel(f"the model is a {kind}, which takes more than one image")
+    described.model.eval().requires_grad_(False)
+    return described
 
 
 def load_upscale_model(path: str) -> UpscaleModel:

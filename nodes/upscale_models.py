@@ -13,7 +13,7 @@ class UpscaleModelLoader(io.ComfyNode):
             node_id="UpscaleModelLoader",
             display_name="Load Upscale Model",
             category="model/loaders",
-            description="Loads a model that enlarges images (ESRGAN, Real-ESRGAN).",
+            description="Loads a model that enlarges images: ESRGAN and Real-ESRGAN, others with the library spandrel.",
             inputs=[
                 io.Combo.Input(
                     "model_name", options=folder_paths.get_filename_list("upscale_models"), tooltip="File to load."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -124,3 +125,61 @@ def test_other_files_are_refused_by_name(tmp_path):
     save_file({"some.weight": torch.zeros(1)}, tmp_path / "odd.safetensors")
     with pytest.raises(upscale_models.UnknownUpscaleModel, match=r"odd\.safetensors.*some\.weight"):
         upscale_models.load_upscale_model(str(tmp_path / "odd.safetensors"))
+
+
+class FakeSpandrel:
+    """Stands in for the library where it is not installed."""
+
+    class UnsupportedModelError(Exception):
+        pass
+
+    class ImageModelDescriptor:
+        scale, input_channels, output_channels = 2, 3, 3
+
+        def __init__(self, weight):
+            self.model = torch.nn.Conv2d(1, 1, 1)
+            self.factor = float(weight)
+
+        def to(self, device):
+            self.model.to(device)
+            return self
+
+        def __call__(self, image):
+            return (image.repeat_interleave(2, -1).repeat_interleave(2, -2) * self.factor).clamp(0, 1)
+
+    class ModelLoader:
+        def load_from_state_dict(self, sd):
+            if "mask" in sd:
+                return object()
+            if "swin.weight" not in sd:
+                raise FakeSpandrel.UnsupportedModelError
+            return FakeSpandrel.ImageModelDescriptor(sd["swin.weight"])
+
+
+def test_other_architectures_are_left_to_spandrel(monkeypatch):
+    monkeypatch.setitem(sys.modules, "spandrel", FakeSpandrel)
+    model = upscale_models.load_state_dict({"params": {"module.swin.weight": torch.tensor(0.5)}})
+    assert not any(p.requires_grad for p in model.model.parameters())
+    image = torch.rand(1, 6, 5, 3)
+    out = upscale_models.upscale(model, image)
+    assert out.shape == (1, 12, 10, 3) and torch.allclose(out[:, ::2, ::2], image * 0.5, atol=1e-6)
+    with pytest.raises(upscale_models.UnknownUpscaleModel, match="no known upscale model.*a.weight"):
+        upscale_models.load_state_dict({"a.weight": torch.zeros(1)})
+    with pytest.raises(upscale_models.UnknownUpscaleModel, match="more than one image"):
+        upscale_models.load_state_dict({"mask": torch.zeros(1)})
+
+
+def test_missing_library_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "spandrel", None)
+    with pytest.raises(upscale_models.UnknownUpscaleModel, match=r"swin\.weight.*darkroom\[upscale\]"):
+        upscale_models.load_state_dict({"swin.weight": torch.tensor(0.5)})
+
+
+def test_with_the_library_itself():
+    spandrel = pytest.importorskip("spandrel")
+    from spandrel.architectures.Compact import SRVGGNetCompact
+
+    net = SRVGGNetCompact(num_in_ch=3, num_out_ch=3, num_feat=8, num_conv=2, upscale=2)
+    model = upscale_models.load_state_dict(net.state_dict())
+    assert isinstance(model, spandrel.ImageModelDescriptor) and model.scale == 2
+    assert upscale_models.upscale(model, torch.rand(1, 16, 16, 3)).shape == (1, 32, 32, 3)
