@@ -163,7 +163,7 @@ def test_other_architectures_are_left_to_spandrel(monkeypatch):
     image = torch.rand(1, 6, 5, 3)
     out = upscale_models.upscale(model, image)
     assert out.shape == (1, 12, 10, 3) and torch.allclose(out[:, ::2, ::2], image * 0.5, atol=1e-6)
-    with pytest.raises(upscale_models.UnknownUpscaleModel, match="no known upscale model.*a.weight"):
+    with pytest.raises(upscale_models.UnknownUpscaleModel, match=r"no known upscale model.*a\.weight"):
         upscale_models.load_state_dict({"a.weight": torch.zeros(1)})
     with pytest.raises(upscale_models.UnknownUpscaleModel, match="more than one image"):
         upscale_models.load_state_dict({"mask": torch.zeros(1)})
