@@ -22,9 +22,12 @@ def ledger_fields(job: Job) -> dict[str, Any]:
     return fields
 
 
-def ended_card(job: Job, record: Mapping[str, Any]) -> bytes:
-    """A job of the history, as listings show it."""
-    return jsonbytes.encode(jobs.finished_job(record) | {"status": job.state} | ledger_fields(job))
+def ended_card(job: Job, record: Mapping[str, Any]) -> tuple[bytes, int]:
+    """A job of the history as listings show it; and the ms between its first and last event, 0 if they are missing."""
+    shown = jobs.finished_job(record)
+    start, end = shown.get("execution_start_time"), shown.get("execution_end_time")
+    duration = end - start if isinstance(start, int) and isinstance(end, int) else 0
+    return jsonbytes.encode(shown | {"status": job.state} | ledger_fields(job)), duration
 
 
 def cancelled_card(job: Job, entry: Any) -> bytes:
@@ -63,13 +66,6 @@ def queued(job: Job, entry: Any, full: bool) -> dict[str, Any]:
 def detailed(job: Job, record: Mapping[str, Any]) -> dict[str, Any]:
     """A job of the history in full."""
     return jobs.finished_job(record, detailed=True) | {"status": job.state} | ledger_fields(job)
-
-
-def duration_of(record: Mapping[str, Any]) -> int:
-    """ms between the first and the last event of a run, 0 if they are not known."""
-    job = jobs.finished_job(record)
-    start, end = job.get("execution_start_time"), job.get("execution_end_time")
-    return end - start if isinstance(start, int) and isinstance(end, int) else 0
 
 
 def _is_telling(state: str, attempts: str) -> bool:

@@ -14,7 +14,7 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from comfy_execution import jobs
@@ -53,10 +53,11 @@ class Submission:
 class Ledger:
     """The jobs of one server; an observer of its queue (`comfy_execution.queue_observer`).
 
+    The jobs that it hands out, to askers and to the store, do not change any more: a change makes a new one.
     `instance_id` is new with each start of the process, so that clients notice a restart.
 
     Args:
-        store: where jobs are kept; in memory by default.
+        store: where jobs are kept, maybe with something to fall back to; in memory by default.
         problem: why it is not the store that was asked for.
         history_size: entries of the history that listings show.
         retention: what is deleted, and when.
@@ -64,14 +65,16 @@ class Ledger:
 
     def __init__(
         self,
-        store: JobStore | None = None,
+        store: JobStore | FallbackStore | None = None,
         problem: str | None = None,
         history_size: int = HISTORY_SIZE,
         retention: Retention | None = None,
     ) -> None:
         self.instance_id = str(uuid.uuid4())
         self.started_at = time.time()
-        self._stores = FallbackStore(store or SqliteStore(MEMORY), problem)
+        if not isinstance(store, FallbackStore):
+            store = FallbackStore(store or SqliteStore(MEMORY), problem)
+        self._stores = store
         self._writer = Writer(self._stores.apply)
         self._lock = threading.RLock()
         self._live: dict[str, Job] = {}  # what waits or runs
@@ -98,8 +101,7 @@ class Ledger:
             if job is None or job.created != _created(entry):
                 self._insert(entry, place)
                 return
-            self._recent.pop(job.id, None)
-            self._live[job.id] = job
+            job = job.copy()
             job.state, job.number, job.place = jobs.PENDING, _number(entry), place
             job.reason = job.detail = job.by = job.ended = job.card = None
             self._writer.add("move", job.id, job.number, place, entry.json)
@@ -114,6 +116,7 @@ class Ledger:
         with self._lock:
             self._live[job.id] = job
             if lost:
+                job = job.copy()
                 job.state = jobs.PENDING
                 self._note(job)
 
@@ -152,8 +155,7 @@ class Ledger:
             job.by = outcome.by.shown() if outcome.by else None
             _end_attempt(job, job.state, job.reason, job.detail, job.by)
             job.ended = _now()
-            job.duration = cards.duration_of(record)
-            job.card = cards.ended_card(job, record)
+            job.card, job.duration = cards.ended_card(job, record)
             self._note_end(job)
 
     def moved(self, entries: Sequence[tuple[QueueEntry, float]]) -> None:
@@ -162,6 +164,7 @@ class Ledger:
             for entry, place in entries:
                 job = self._known(entry)
                 job.number, job.place = _number(entry), place
+                self._live[job.id] = job
                 self._writer.add("move", job.id, job.number, place, entry.json)
 
     def settle(self, timeout: float | None = None) -> bool:
@@ -184,28 +187,28 @@ class Ledger:
         self._recent.pop(job.id, None)
         self.history.discard([job.id])  # an id that is used again
         self._live[job.id] = job
-        self._writer.add("insert", job.copy(), entry.json)
+        self._writer.add("insert", job, entry.json)
         return job
 
     def _known(self, entry: QueueEntry) -> Job:
-        """The job of an entry that is queued. An id may be queued twice: then the other one may have ended."""
-        job = self._live.get(entry.prompt_id)
-        if job is None:
-            job = self._recent.pop(entry.prompt_id, None)
-            if job is None:
-                return self._insert(entry, 0)
-            self._live[job.id] = job
-            job.card = job.ended = None
+        """The job of an entry that is queued, to be changed and noted: others may look at the one there is.
+
+        An id may be queued twice: then the other one may have ended already.
+        """
+        job = self._live.get(entry.prompt_id) or self._recent.get(entry.prompt_id) or self._insert(entry, 0)
+        job = job.copy()
+        job.card = job.ended = None
         return job
 
     def _note(self, job: Job) -> None:
-        self._writer.add("update", job.copy())
+        self._recent.pop(job.id, None)
+        self._live[job.id] = job
+        self._writer.add("update", job)
 
     def _note_end(self, job: Job) -> None:
         self._note(job)
-        self._live.pop(job.id, None)
-        job.card = None  # the store has it
-        self._recent[job.id] = job
+        del self._live[job.id]
+        self._recent[job.id] = replace(job, card=None)  # the store has it
         while len(self._recent) > _RECENT:
             self._recent.popitem(last=False)
         if self._retention.is_due():
@@ -219,7 +222,7 @@ class Ledger:
         entry = QueueEntry([*prompt[:1], prompt_id, *prompt[2:5]])
         outcome = outcome_of(record)
         job = Job(prompt_id, outcome.state, _number(entry), 0, _created(entry), **_labels(entry), ended=_now())
-        job.card = cards.ended_card(job, {**record, "prompt": entry.shown()})
+        job.card, job.duration = cards.ended_card(job, {**record, "prompt": entry.shown()})
         self._writer.add("adopt", job, entry.json)
 
     # --- asked ---------------------------------------------------------------------------------------------
@@ -238,14 +241,13 @@ class Ledger:
         if job is None or not job.is_over:
             return None
         with self._lock:  # where a retry looks for it
-            self._recent.setdefault(prompt_id, job.copy())
+            self._recent.setdefault(prompt_id, job)
         return job
 
     def remembered(self, prompt_id: str) -> Job | None:
         """As `find`, for jobs that wait, run or have ended lately; never reads the disk."""
         with self._lock:
-            job = self._live.get(prompt_id) or self._recent.get(prompt_id)
-            return None if job is None else job.copy()
+            return self._live.get(prompt_id) or self._recent.get(prompt_id)
 
     async def look_up(self, prompt_id: str) -> Job | None:
         """As `find`, for the event loop."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from comfy_execution import jobs
 from jobs.store import Query
 
 _FIELDS = "seq, id, state, number, created, workflow_id, attempts, card"
@@ -29,9 +30,10 @@ def page(query: Query) -> tuple[str, list[Any]]:
     states = sorted(set(query.states))
     if any(getattr(query, label) is not None for label in _LABELS):
         # The label's index holds few of all jobs; their states are looked at one by one.
-        parts = [(f"state IN ({', '.join('?' * len(states))})", states)]
+        parts = [_any_of(states)]
     else:
-        parts = [("state = ?", [state]) for state in states]
+        # What has not ended has no duration; the index by duration leaves it out.
+        parts = [("state = ?" + " AND ended IS NOT NULL" * (state not in jobs.QUEUED), [state]) for state in states]
     selects, bound = [], []
     for condition, wanted in parts:
         selects.append(
@@ -45,8 +47,15 @@ def page(query: Query) -> tuple[str, list[Any]]:
 def total(query: Query) -> tuple[str, list[Any]]:
     """A statement for the number of jobs, and its values."""
     where, values = _filters(query)
-    states = sorted(set(query.states))
-    return f"SELECT count(*) FROM jobs WHERE state IN ({', '.join('?' * len(states))}){where}", [*states, *values]
+    condition, states = _any_of(sorted(set(query.states)))
+    return f"SELECT count(*) FROM jobs WHERE {condition}{where}", [*states, *values]
+
+
+def _any_of(states: list[str]) -> tuple[str, list[str]]:
+    """A condition, and its values; none for all states, so that an index without them is enough."""
+    if len(states) == len(jobs.JobStatus.ALL):
+        return "1", []
+    return f"state IN ({', '.join('?' * len(states))})", states
 
 
 def _filters(query: Query) -> tuple[str, list[Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from typing import Any
@@ -25,14 +26,14 @@ def recover(ledger: Ledger, queue: PromptQueue, on_restart: str = RESUME) -> int
     on_restart: `resume`; `pause`: nothing runs until somebody says so; `clear`: all that waits is cancelled.
     """
     started = time.perf_counter()
-    waiting, fatal = [], []
-    for job, encoded in ledger.store.waiting():
-        entry = QueueEntry.restored(encoded)
-        lost = job.state == jobs.IN_PROGRESS
-        if lost:
-            _end_lost_attempt(job)
-        ledger.restored(job, lost)
-        (fatal if deaths(job) > DEATHS_ALLOWED else waiting).append((job, entry))
+    collects = gc.isenabled()
+    gc.disable()  # it would go through all prompts again and again while they are read
+    try:
+        waiting, fatal = _read(ledger)
+    finally:
+        gc.freeze()  # nor afterwards: they go when nobody refers to them
+        if collects:
+            gc.enable()
     for job, entry in fatal:
         queue.park(entry, *_parked(job))
     queue.restore((entry, job.place, _causes(job)) for job, entry in waiting)
@@ -44,6 +45,20 @@ def recover(ledger: Ledger, queue: PromptQueue, on_restart: str = RESUME) -> int
         what = {RESUME: "wait again", PAUSE: "wait, and the queue is paused", CLEAR: "were cancelled"}[on_restart]
         log.info("%d jobs of the last run %s (%.2f s)", len(waiting), what, time.perf_counter() - started)
     return 0 if on_restart == CLEAR else len(waiting)
+
+
+def _read(ledger: Ledger) -> tuple[list[tuple[Job, QueueEntry]], list[tuple[Job, QueueEntry]]]:
+    """What is to wait again, and what is not to run again."""
+    waiting: list[tuple[Job, QueueEntry]] = []
+    fatal: list[tuple[Job, QueueEntry]] = []
+    for job, encoded in ledger.store.waiting():
+        entry = QueueEntry.restored(encoded)
+        lost = job.state == jobs.IN_PROGRESS
+        if lost:
+            _end_lost_attempt(job)
+        ledger.restored(job, lost)
+        (fatal if deaths(job) > DEATHS_ALLOWED else waiting).append((job, entry))
+    return waiting, fatal
 
 
 def deaths(job: Job) -> int:

@@ -32,7 +32,7 @@ CREATE TABLE jobs (
     card BLOB                    -- JSON of an ended job as listings show it
 );
 CREATE INDEX jobs_by_state ON jobs (state, created, seq);
-CREATE INDEX jobs_by_duration ON jobs (state, duration, seq);
+CREATE INDEX jobs_by_duration ON jobs (state, duration, seq) WHERE ended IS NOT NULL;
 CREATE INDEX jobs_by_client ON jobs (client_id, created, seq) WHERE client_id IS NOT NULL;
 CREATE INDEX jobs_by_workflow ON jobs (workflow_id, created, seq) WHERE workflow_id IS NOT NULL;
 CREATE INDEX jobs_by_batch ON jobs (batch_id, created, seq) WHERE batch_id IS NOT NULL;

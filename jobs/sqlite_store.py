@@ -35,17 +35,21 @@ _UPDATE = (
 )
 _ENDED = "state IN ('completed', 'failed', 'cancelled')"
 
+_OUR_FAULT = (sqlite3.ProgrammingError, sqlite3.InterfaceError, sqlite3.DataError, sqlite3.IntegrityError)
+
 T = TypeVar("T")
 
 
 def _guarded(method: Callable[..., T]) -> Callable[..., T]:
-    """Turn SQLite's errors into ours, naming the store."""
+    """Turn the errors of a store that does not work into ours, naming it; those of our own making stay as they are."""
 
     @functools.wraps(method)
     def call(self: SqliteStore, *arguments: Any) -> T:
         try:
             return method(self, *arguments)
         except (sqlite3.Error, OSError) as error:
+            if isinstance(error, _OUR_FAULT) and "closed" not in str(error):
+                raise
             raise StoreUnavailable(f"the job store {self.name} does not work: {error}") from error
 
     return call
@@ -83,7 +87,8 @@ class SqliteStore:
         schema.migrate(self._writer, self._path)
         with self._transaction() as connection:  # finds out now whether it can be written
             connection.execute("INSERT OR REPLACE INTO meta VALUES ('opened', datetime('now'))")
-        self._counts = Counter(dict(self._writer.execute("SELECT state, count(*) FROM jobs GROUP BY state")))
+        stored = self._writer.execute("SELECT value FROM meta WHERE key = 'counts'").fetchone()
+        self._counts = Counter(orjson.loads(stored[0]) if stored else {})
         self._kept = self._writer.execute("SELECT ifnull(max(kept), 0) FROM jobs WHERE kept IS NOT NULL").fetchone()[0]
 
     def _connect(self) -> sqlite3.Connection:
@@ -91,6 +96,7 @@ class SqliteStore:
             self._path, timeout=_LOCKED_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=64
         )
         try:
+            connection.execute("PRAGMA page_size = 8192")  # fewer pages per prompt; has a meaning for new files only
             if self.persistent:
                 connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")
@@ -141,12 +147,16 @@ class SqliteStore:
                 with self._transaction() as connection:
                     for name, arguments in changes:
                         getattr(self, "_" + name)(connection, *arguments)
+                    self._store_counts(connection)
             except BaseException:
                 self._counts, self._kept = counts, kept
                 raise
 
+    def _store_counts(self, connection: sqlite3.Connection) -> None:
+        """Counting a million jobs at the next start would take seconds."""
+        connection.execute("INSERT OR REPLACE INTO meta VALUES ('counts', ?)", (orjson.dumps(self._counts),))
+
     def _insert(self, connection: sqlite3.Connection, job: Job, entry: bytes) -> None:
-        self._forget(connection, [job.id])
         row = (
             job.id,
             job.state,
@@ -161,7 +171,11 @@ class SqliteStore:
             job.answer,
             *_later(job)[3:],
         )
-        seq = connection.execute(_INSERT, row).lastrowid
+        try:
+            seq = connection.execute(_INSERT, row).lastrowid
+        except sqlite3.IntegrityError:  # the id is used again
+            self._forget(connection, [job.id])
+            seq = connection.execute(_INSERT, row).lastrowid
         connection.execute("INSERT INTO payloads VALUES (?, ?, NULL)", (seq, entry))
         self._counts[job.state] += 1
 
@@ -227,6 +241,7 @@ class SqliteStore:
                 (at_most, -1 if before is None else before, beyond),
             ).fetchall()
             self._delete(connection, [row[:2] for row in found])
+            self._store_counts(connection)
         return [row[2] for row in found]
 
     def copy_from(self, other: SqliteStore, ended: int) -> None:
@@ -255,7 +270,7 @@ class SqliteStore:
     def job(self, prompt_id: str) -> Job | None:
         """See JobStore."""
         with self._reader() as connection:
-            row = connection.execute(f"SELECT {_COLUMNS} FROM jobs WHERE id = ?", (prompt_id,)).fetchone()
+            row = connection.execute(f"SELECT {_COLUMNS} FROM jobs WHERE id = ?", (_text(prompt_id),)).fetchone()
         return None if row is None else _job(row)
 
     @_guarded
@@ -264,7 +279,7 @@ class SqliteStore:
         found = {}
         with self._reader() as connection:
             for start in range(0, len(prompt_ids), _AT_ONCE):
-                part = prompt_ids[start : start + _AT_ONCE]
+                part = [_text(ident) for ident in prompt_ids[start : start + _AT_ONCE]]
                 rows = connection.execute(
                     f"SELECT id, entry, result FROM jobs JOIN payloads USING (seq) WHERE id IN ({_marks(part)})", part
                 )
@@ -333,6 +348,11 @@ class SqliteStore:
                 connection.close()
         if self._file_lock is not None:
             self._file_lock.release()
+
+
+def _text(value: str) -> str:
+    """A text that SQLite can look for; one with halves of characters in it is not there anyway."""
+    return value.encode("utf-8", "replace").decode()
 
 
 def _marks(values: Sequence[str]) -> str:

@@ -12,6 +12,9 @@ from jobs.store import Change
 
 log = logging.getLogger(__name__)
 
+# Whoever adds a change outside of an event loop is likely to write it by `settle` in a moment.
+_LINGER_SECONDS = 0.002
+
 
 class Writer:
     """Writes changes in the order in which they were added, many in one transaction.
@@ -33,6 +36,8 @@ class Writer:
         self._written = 0
         self._waiting: list[tuple[int, asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
         self._thread: threading.Thread | None = None
+        self._kicking = False  # a loop is about to call `_kick`
+        self._urgent = False  # somebody waits for the thread
         self._closed = False
 
     def add(self, name: str, *arguments: object) -> None:
@@ -43,6 +48,22 @@ class Writer:
             if self._thread is None and not self._closed:
                 self._thread = threading.Thread(target=self._run, name="job-store", daemon=True)
                 self._thread.start()
+            loop = asyncio._get_running_loop()
+            if loop is None:
+                self._wake.notify()
+            else:
+                self._kick_soon(loop)
+
+    def _kick_soon(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Wake the thread when the loop has handled what it has at hand: that becomes one commit."""
+        if not self._kicking:
+            self._kicking = True
+            loop.call_soon(self._kick)
+
+    def _kick(self) -> None:
+        with self._wake:
+            self._kicking = False
+            self._urgent = True
             self._wake.notify()
 
     def settle(self, timeout: float | None = None) -> bool:
@@ -68,6 +89,7 @@ class Writer:
             loop = asyncio.get_running_loop()
             future = loop.create_future()
             self._waiting.append((self._added, loop, future))
+            self._kick_soon(loop)
         await future
 
     def close(self) -> None:
@@ -85,6 +107,9 @@ class Writer:
             with self._wake:
                 while not self._changes and not self._closed:
                     self._wake.wait()
+                if not self._urgent and not self._closed:
+                    self._wake.wait(_LINGER_SECONDS)
+                self._urgent = False
                 if self._closed and not self._changes:
                     return
             with self._writing:

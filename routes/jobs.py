@@ -38,6 +38,11 @@ def statuses(request: web.Request) -> list[str] | None:
     return wanted
 
 
+def label(request: web.Request, name: str) -> str | None:
+    """A text of the query, as a store can look for it."""
+    return request.query.get(name, "").encode("utf-8", "replace").decode() or None
+
+
 def query_of(request: web.Request) -> Query:
     """Which jobs a request for the list wants. Refused (400) for what cannot be meant."""
     limit, offset = int_query(request, "limit"), int_query(request, "offset") or 0
@@ -48,9 +53,9 @@ def query_of(request: web.Request) -> Query:
         raise Refused("limit, offset, created_after and created_before must be numbers below 2**62")
     return Query(
         statuses(request) or jobs.JobStatus.ALL,
-        client_id=request.query.get("client_id") or None,
-        workflow_id=request.query.get("workflow_id") or None,
-        batch_id=request.query.get("batch_id") or None,
+        client_id=label(request, "client_id"),
+        workflow_id=label(request, "workflow_id"),
+        batch_id=label(request, "batch_id"),
         created_from=numbers[2],
         created_before=numbers[3],
         by_duration=choice(request, "sort_by", jobs.SORT_KEYS) == "execution_duration",

@@ -1,0 +1,209 @@
+"""A store that cannot be used: the server goes on from memory and says so; and comes back to the disk if it can."""
+
+import sqlite3
+import subprocess
+import sys
+import types
+
+import pytest
+
+import folder_paths
+from comfy_execution.prompt_queue import PromptQueue
+from jobs import schema
+from jobs.fallback import RETRY_SECONDS, FallbackStore
+from jobs.ledger import Ledger
+from jobs.opening import open_ledger, store_path
+from jobs.sqlite_store import MEMORY, SqliteStore
+from jobs.store import Change, Query, StoreUnavailable
+
+STATES = ("pending", "in_progress", "completed", "failed", "cancelled")
+
+
+def arguments(url, **changed):
+    values = {"database_url": url, "no_persistence": False, "history_size": 10, "keep_history": "30d"}
+    return types.SimpleNamespace(**{**values, **changed})
+
+
+def missing_folder(tmp_path):
+    (tmp_path / "file").write_text("")
+    return tmp_path / "file" / "sub" / "x.db"  # the folder cannot be made: a file is in the way
+
+
+def directory_in_its_place(tmp_path):
+    (tmp_path / "x.jobs.db").mkdir()
+    return tmp_path / "x.db"
+
+
+def damaged(tmp_path):
+    (tmp_path / "x.jobs.db").write_text("this is no database, only text" * 200)
+    return tmp_path / "x.db"
+
+
+def damaged_inside(tmp_path):
+    SqliteStore(str(tmp_path / "x.jobs.db")).close()
+    content = bytearray((tmp_path / "x.jobs.db").read_bytes())
+    content[200:8192] = b"\xff" * (8192 - 200)
+    (tmp_path / "x.jobs.db").write_bytes(content)
+    return tmp_path / "x.db"
+
+
+def newer(tmp_path):
+    SqliteStore(str(tmp_path / "x.jobs.db")).close()
+    with sqlite3.connect(tmp_path / "x.jobs.db") as connection:
+        connection.execute(f"PRAGMA user_version = {schema.VERSION + 1}")
+    return tmp_path / "x.db"
+
+
+def somebody_elses(tmp_path):
+    with sqlite3.connect(tmp_path / "x.jobs.db") as connection:
+        connection.execute("CREATE TABLE recipes (name)")
+    return tmp_path / "x.db"
+
+
+TROUBLE = {
+    missing_folder: "x.jobs.db",
+    directory_in_its_place: "unable to open",
+    damaged: "not a database",
+    damaged_inside: "malformed",
+    newer: "newer version",
+    somebody_elses: "another program",
+}
+
+
+@pytest.mark.parametrize("trouble", TROUBLE, ids=lambda trouble: trouble.__name__)
+def test_the_server_starts_and_prompts_run_from_memory(tmp_path, trouble, caplog):
+    ledger = open_ledger(arguments(f"sqlite:///{trouble(tmp_path)}"))
+    queue = PromptQueue(types.SimpleNamespace(queue_updated=lambda: None, send_sync=lambda *event: None))
+    ledger.attach(queue)
+    health = ledger.health()
+    assert health["state"] == "degraded" and not health["persistent"] and health["store"] == "memory"
+    assert TROUBLE[trouble] in health["problem"] and "x.jobs.db" in health["problem"]
+    assert health["problem"] in caplog.text
+    queue.put((1, "a", {}, {}, ["1"]))
+    queue.finish(queue.get(0)[1], {"outputs": {}}, ("success", True, []))
+    assert ledger.find("a").state == "completed" and "a" in queue.history
+    assert [row.id for row in ledger.page(Query(STATES))] == ["a"]
+    ledger.close()
+
+
+def test_a_locked_file(tmp_path, monkeypatch):
+    monkeypatch.setattr("jobs.sqlite_store._LOCKED_SECONDS", 0.05)
+    SqliteStore(str(tmp_path / "x.jobs.db")).close()
+    with sqlite3.connect(tmp_path / "x.jobs.db", isolation_level=None) as other:
+        other.execute("PRAGMA locking_mode = EXCLUSIVE")
+        other.execute("BEGIN EXCLUSIVE")
+        ledger = open_ledger(arguments(f"sqlite:///{tmp_path}/x.db"))
+        assert "locked" in ledger.health()["problem"]
+        ledger.close()
+        other.execute("COMMIT")
+
+
+def test_the_second_server_does_not_take_the_firsts_jobs(tmp_path):
+    program = (
+        "import sys; from jobs.sqlite_store import SqliteStore\n"
+        f"store = SqliteStore({str(tmp_path / 'x.jobs.db')!r}); print('open', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout.readline() == "open\n"
+        ledger = open_ledger(arguments(f"sqlite:///{tmp_path}/x.db"))
+        assert "belongs to another server that runs" in ledger.health()["problem"]
+        assert list(ledger.store.waiting()) == []
+        ledger.close()
+        first.stdin.close()
+    ledger = open_ledger(arguments(f"sqlite:///{tmp_path}/x.db"))
+    assert ledger.health()["state"] == "ok"
+    ledger.close()
+
+
+class FullDisk(SqliteStore):
+    """A store whose disk can be full."""
+
+    full = False
+
+    def apply(self, changes):
+        if self.full:
+            raise StoreUnavailable("database or disk is full")
+        super().apply(changes)
+
+
+def test_a_disk_that_is_full_for_a_while(path):
+    now = [0.0]
+    disk = FullDisk(str(path))
+    ledger = Ledger(FallbackStore(disk, clock=lambda: now[0]))
+    queue = PromptQueue(types.SimpleNamespace(queue_updated=lambda: None, send_sync=lambda *event: None))
+    ledger.attach(queue)
+
+    def run(prompt_id):
+        queue.put((1, prompt_id, {}, {}, ["1"]))
+        queue.finish(queue.get(0)[1], {"outputs": {"1": {"text": [prompt_id]}}}, ("success", True, []))
+        assert ledger.settle()
+
+    run("before")
+    disk.full = True
+    run("meanwhile")
+    assert ledger.health()["state"] == "degraded" and "full" in ledger.health()["problem"]
+    assert {row.id for row in ledger.page(Query(STATES))} == {"before", "meanwhile"}
+    assert queue.history["before"]["outputs"] == {"1": {"text": ["before"]}}
+    disk.full = False
+    run("later")  # too early for another try
+    assert not ledger.store.persistent
+    now[0] += RETRY_SECONDS
+    run("after")
+    assert ledger.health()["state"] == "ok" and ledger.store.persistent
+    ledger.close()
+    again = SqliteStore(str(path))
+    assert again.history_ids(10) == ["before", "meanwhile", "later", "after"]
+    assert again.counts() == {"completed": 4}
+    again.close()
+
+
+def test_a_change_that_cannot_be_expressed_does_not_take_others_along(live, caplog):
+    life = live()
+    life.put("a")
+    life.queue.put((1, "half \ud800 character", {}, {}, ["1"]))
+    life.put("b")
+    life.ledger.settle()
+    store = life.ledger.store
+    assert store.persistent and life.ledger.health()["state"] == "ok"
+    assert store.job("a") is not None and store.job("b") is not None and "cannot be stored" in caplog.text
+    assert store.job("half \ud800 character") is None
+    assert [life.take()[0] for _ in range(3)] == ["a", "half \ud800 character", "b"]
+
+
+def test_a_transaction_is_all_or_nothing(path):
+    store = SqliteStore(str(path))
+    with pytest.raises(AttributeError):
+        store.apply([Change("forget_ended", ()), Change("no_such_change", ())])
+    assert store.counts() == {}
+    store.apply([])
+    store.close()
+
+
+@pytest.mark.parametrize(
+    "url, expected",
+    [
+        (None, "/user/jobs.db"),
+        ("sqlite:////data/comfyui.db", "/data/comfyui.jobs.db"),
+        ("sqlite:///data/x", "data/x.jobs.db"),
+        ("sqlite:///:memory:", MEMORY),
+        ("sqlite://", MEMORY),
+    ],
+)
+def test_the_file_of_a_url(url, expected):
+    assert store_path(url, "/user") == expected
+
+
+def test_another_kind_of_database_is_named(monkeypatch, tmp_path):
+    monkeypatch.setattr(folder_paths, "get_user_directory", lambda: str(tmp_path))
+    ledger = open_ledger(arguments("postgresql://localhost/x"))
+    assert "postgresql://localhost/x" in ledger.health()["problem"]
+    ledger.close()
+
+
+def test_no_persistence_writes_nothing(monkeypatch, tmp_path):
+    monkeypatch.setattr(folder_paths, "get_user_directory", lambda: str(tmp_path))
+    ledger = open_ledger(arguments(None, no_persistence=True))
+    assert ledger.health()["state"] == "ok" and not ledger.health()["persistent"]
+    ledger.close()
+    assert list(tmp_path.iterdir()) == []
