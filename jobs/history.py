@@ -28,6 +28,7 @@ class StoredHistory(MutableMapping[str, HistoryEntry]):
         store: gives the store that is in use.
         limit: how many entries there are when one counts them or goes through them.
         adopt: told of entries that did not come from the queue.
+        forgotten: told which ids were deleted; None: all that have ended.
     """
 
     def __init__(
@@ -36,10 +37,12 @@ class StoredHistory(MutableMapping[str, HistoryEntry]):
         writer: Writer,
         limit: int,
         adopt: Callable[[str, Mapping[str, Any]], None],
+        forgotten: Callable[[Sequence[str] | None], None],
     ) -> None:
         self._store = store
         self._writer = writer
         self._adopt = adopt
+        self._forgotten = forgotten
         self.limit = max(1, limit)
         self._lock = threading.RLock()
         self._ids: dict[str, None] = dict.fromkeys(store().history_ids(self.limit))
@@ -116,6 +119,7 @@ class StoredHistory(MutableMapping[str, HistoryEntry]):
             raise KeyError(prompt_id)
         self._writer.add("forget", [prompt_id])
         self.discard([prompt_id])
+        self._forgotten([prompt_id])
 
     def __contains__(self, prompt_id: object) -> bool:
         if prompt_id in self._ids:
@@ -148,6 +152,7 @@ class StoredHistory(MutableMapping[str, HistoryEntry]):
             self._ids.clear()
             self._recent.clear()
             self._recent_bytes = 0
+        self._forgotten(None)
 
 
 def entry_of(payload: Payload) -> HistoryEntry:

@@ -80,7 +80,7 @@ class Ledger:
         self._live: dict[str, Job] = {}  # what waits or runs
         self._recent: OrderedDict[str, Job] = OrderedDict()  # what has ended lately
         self._retention = retention or Retention()
-        self.history = StoredHistory(lambda: self.store, self._writer, history_size, self._adopt)
+        self.history = StoredHistory(lambda: self.store, self._writer, history_size, self._adopt, self._forgotten)
 
     @property
     def store(self) -> JobStore:
@@ -311,19 +311,26 @@ class Ledger:
 
     def forget(self, prompt_ids: Sequence[str]) -> None:
         """Delete jobs that have ended, and their history."""
-        with self._lock:
-            for ident in prompt_ids:
-                self._recent.pop(ident, None)
+        self._forgotten(prompt_ids)
         self.history.discard(prompt_ids)
         self._writer.add("forget", list(prompt_ids))
 
+    def _forgotten(self, prompt_ids: Sequence[str] | None) -> None:
+        with self._lock:
+            for ident in list(self._recent) if prompt_ids is None else prompt_ids:
+                self._recent.pop(ident, None)
+
     def prune(self) -> int:
         """Delete what is older, or more, than is to be kept. Returns how many jobs that were."""
+        deleted = 0
         try:
-            return self._retention.apply(self.store, self.history)
+            for gone in self._retention.apply(self.store):
+                deleted += len(gone)
+                self._forgotten(gone)
+                self.history.discard(gone)
         except StoreUnavailable as error:
             log.warning("old jobs could not be deleted: %s", error)
-            return 0
+        return deleted
 
     def close(self) -> None:
         """Store what is left, and let go of the store."""

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from jobs.store import JobStore
-
-if TYPE_CHECKING:
-    from jobs.history import StoredHistory
 
 CHECK_SECONDS = 600.0  # between two looks
 _AT_ONCE = 1000  # jobs deleted per transaction, so that submissions are not held up
@@ -62,13 +58,11 @@ class Retention:
         self._next_check = self._clock() + CHECK_SECONDS
         return True
 
-    def apply(self, store: JobStore, history: StoredHistory) -> int:
-        """Delete, in small steps. Returns how many jobs were deleted."""
+    def apply(self, store: JobStore) -> Iterator[list[str]]:
+        """Delete in small steps; gives the ids of each."""
         before = None if self.rule.seconds is None else int((self._clock() - self.rule.seconds) * 1000)
-        deleted = 0
         while True:
             gone = store.prune(before, self.rule.count, _AT_ONCE)
-            history.discard(gone)
-            deleted += len(gone)
+            yield gone
             if len(gone) < _AT_ONCE:
-                return deleted
+                return
