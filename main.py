@@ -26,7 +26,8 @@ import folder_paths  # noqa: E402
 from comfy.cli_args import args, no_effect_notes  # noqa: E402
 
 EXIT_OK, EXIT_FAILED = 0, 1
-LAST_SECONDS = 1.7  # for sockets to close once all is stored
+STORE_SECONDS = 0.5  # for the last changes to reach the disk
+LAST_SECONDS = 1.5  # for sockets to close once all is stored
 RESTART_SECONDS = 5  # after which a client may try again
 STARTED = time.perf_counter()
 log = logging.getLogger("darkroom")
@@ -190,6 +191,8 @@ async def serve() -> int:
     status = await server.stop_requested
     server.watchdog.stop()
     await workers.drain.drain(queue, worker, args.drain_seconds, hurry)
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(server.jobs.stored(), STORE_SECONDS)
     end_at_the_latest(status)
     await server.close()
     server.jobs.close()

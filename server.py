@@ -27,6 +27,7 @@ from gateway.origin import OriginCheck
 from gateway.pack_routes import PackRoutes
 from gateway.readiness import NodesReady, NodesUnavailable
 from gateway.snapshot import snapshot
+from jobs import live
 from jobs.estimates import RunTimes
 from jobs.store import StoreUnavailable
 from protocol import BinaryEventTypes, text_frame
@@ -151,13 +152,12 @@ class PromptServer:
 
     def estimates(self) -> dict[str, Any]:
         """When each waiting prompt will start, in their order; no times while the queue is paused. Not for the loop."""
-        queue = self.prompt_queue
-        with queue.mutex:
-            paused, running, pending = queue.paused, queue.attempts(), queue.queue
-        jobs = [{"id": ident, **guess} for ident, guess in self.run_times.of_queue(running, pending).items()]
-        if paused:
-            jobs = [{**job, "estimated_start_time": None} for job in jobs]
-        return {"paused": paused, "jobs": jobs}
+        found = live.waiting(self.prompt_queue, self.run_times)
+        return {"paused": self.prompt_queue.paused, "jobs": [{"id": ident, **guess} for ident, guess in found.items()]}
+
+    def live_facts(self) -> dict[str, dict[str, Any]]:
+        """What is known of jobs that wait or run, beside what the ledger keeps (see `jobs.live`). Not for the loop."""
+        return live.facts(self.prompt_queue, self.run_times)
 
     def outputs_of_run(self, prompt_id: str) -> dict[str, Any]:
         """What a running prompt has put out so far, as the history will have it: node id -> ui object."""

@@ -168,6 +168,13 @@ _QUEUE: dict[str, Schema] = {
             "detail": {**TEXT, "description": "The same for people"},
             "by": {**OBJECT, "description": "Who cancelled it: address, route, key"},
             "instance_id": {**TEXT, "description": "With full: this start of the server"},
+            "position": {**COUNT, "description": "With full, of a waiting job: from 1"},
+            "estimated_start_time": nullable(MILLISECONDS),
+            "estimated_seconds": nullable(NUMBER),
+            "stopping": {
+                **OBJECT,
+                "description": "With full, of a running job that was told to stop: reason, since, by",
+            },
         },
     ),
     "Attempt": shape(

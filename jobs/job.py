@@ -10,6 +10,7 @@ from comfy_execution import jobs
 # How an attempt may end, beside the states a job can end in.
 PUT_BACK = "put_back"  # given up for now; the job is pending again
 DIED = "died"  # the process ended while it ran
+IN_QUEUE = "queue"  # stands for the worker of an attempt that was cancelled before it began
 
 
 @dataclass(slots=True)

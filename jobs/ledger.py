@@ -23,7 +23,7 @@ from comfy_execution.prompt_queue import PromptQueue, QueueEntry
 from jobs import cards
 from jobs.fallback import FallbackStore
 from jobs.history import StoredHistory, entry_of
-from jobs.job import PUT_BACK, Attempt, Job
+from jobs.job import IN_QUEUE, PUT_BACK, Attempt, Job
 from jobs.retention import Retention
 from jobs.sqlite_store import MEMORY, SqliteStore
 from jobs.store import JobStore, Query, Row, StoreUnavailable
@@ -102,6 +102,11 @@ class Ledger:
                 self._insert(entry, place)
                 return
             job = job.copy()
+            if job.state == jobs.CANCELLED and (not job.attempts or job.attempts[-1].result != jobs.CANCELLED):
+                # It was cancelled while it waited: that is to be known even when it runs after all.
+                at = job.ended or _now()
+                never = Attempt(len(job.attempts) + 1, IN_QUEUE, at, at, jobs.CANCELLED, job.reason, None, job.by)
+                job.attempts.append(never)
             job.state, job.number, job.place = jobs.PENDING, _number(entry), place
             job.reason = job.detail = job.by = job.ended = job.card = None
             self._writer.add("move", job.id, job.number, place, entry.json)

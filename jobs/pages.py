@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,13 +15,15 @@ from jobs import cards
 from jobs.ledger import Ledger
 from jobs.store import Query, Row
 
+Facts = Mapping[str, Mapping[str, Any]]
+
 
 class BadCursor(ValueError):
     """A cursor that no page has given out."""
 
 
-def by_offset(ledger: Ledger, query: Query, full: bool = False) -> bytes:
-    """JSON of GET /api/jobs. full: with all that the ledger knows. Reads the disk."""
+def by_offset(ledger: Ledger, query: Query, full: Facts | None = None) -> bytes:
+    """JSON of GET /api/jobs. full: with all that the ledger knows, and these facts by job id. Reads the disk."""
     total = ledger.total(query)
     rows = ledger.page(query)
     pagination = {
@@ -32,7 +35,7 @@ def by_offset(ledger: Ledger, query: Query, full: bool = False) -> bytes:
     return _answer(ledger, rows, pagination, full)
 
 
-def by_cursor(ledger: Ledger, query: Query, cursor: str, full: bool = False) -> bytes:
+def by_cursor(ledger: Ledger, query: Query, cursor: str, full: Facts | None = None) -> bytes:
     """As `by_offset`, for the jobs behind a cursor; an empty one stands for the start.
 
     `pagination` has `next_cursor`, null on the last page, and no total: counting would cost more than the page.
@@ -71,8 +74,12 @@ def _order(query: Query) -> str:
     return f"{'duration' if query.by_duration else 'created'}{'-' if query.descending else '+'}"
 
 
-def _answer(ledger: Ledger, rows: list[Row], pagination: dict[str, Any], full: bool) -> bytes:
-    answer: dict[str, Any] = {"jobs": [cards.listed(row, full) for row in rows], "pagination": pagination}
-    if full:
+def _answer(ledger: Ledger, rows: list[Row], pagination: dict[str, Any], full: Facts | None) -> bytes:
+    shown = [cards.listed(row, full is not None) for row in rows]
+    answer: dict[str, Any] = {"jobs": shown, "pagination": pagination}
+    if full is not None:
         answer["instance_id"] = ledger.instance_id
+        for row, job in zip(rows, shown, strict=True):
+            if isinstance(job, dict):  # it waits or runs
+                job |= full.get(row.id, {})
     return jsonbytes.encode(answer)

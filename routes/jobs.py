@@ -83,13 +83,14 @@ def add_to(table: Table, server: PromptServer) -> None:
             Parameter("limit", bounded(1), "At most that many; all by default, 100 with a cursor"),
             Parameter("offset", INTEGER, "Skip that many; negative: none"),
             Parameter("cursor", description="Go on behind pagination.next_cursor of the last page; empty: start"),
-            Parameter("full", BOOLEAN, "With instance_id, and attempts also of jobs that wait or run"),
+            Parameter("full", BOOLEAN, "With instance_id, and all that is known of jobs that wait or run"),
         ),
         answers={200: "JobList", **REFUSED},
         plain=False,
     )
     async def list_jobs(request: web.Request) -> web.Response:
-        query, full, cursor = query_of(request), flag_query(request, "full"), request.query.get("cursor")
+        query, cursor = query_of(request), request.query.get("cursor")
+        full = await asyncio.to_thread(server.live_facts) if flag_query(request, "full") else None
         try:
             if cursor is None:
                 return json_body(await asyncio.to_thread(pages.by_offset, server.jobs, query, full))
@@ -109,6 +110,8 @@ def add_to(table: Table, server: PromptServer) -> None:
         job = await asyncio.to_thread(server.jobs.shown, ident, full)
         if job is None:
             raise Refused("Job not found", 404)
+        if full and job["status"] in jobs.QUEUED:
+            job |= (await asyncio.to_thread(server.live_facts)).get(ident, {})
         if full and job["status"] == jobs.IN_PROGRESS:
             job["outputs"] = jobs.normalize_outputs(server.outputs_of_run(ident))  # so far
         if full:

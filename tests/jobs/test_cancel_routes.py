@@ -54,6 +54,9 @@ async def test_what_a_deaf_node_returns_is_dropped(serving, how):
             assert (await detail(server, ident))["state"] == "stopping"
         state = server.server.worker_state()
         assert (state["state"], state["node_id"], state["node_type"]) == ("stopping", "1", "Deaf")
+        shown = (await server.get(f"/api/jobs/{ident}?full=true"))[1]
+        assert (shown["status"], shown["stopping"]["reason"]) == ("in_progress", "interrupted")
+        assert shown["stopping"]["by"]["address"] == "127.0.0.1" and shown["stopping"]["since"] > 0
         control_kit.gate.open.set()
         events = []
         while not events or events[-1]["type"] != "executing" or events[-1]["data"]["node"] is not None:

@@ -132,6 +132,11 @@ async def test_estimates_follow_recent_runs_of_the_same_workflow(serving):
     assert [job["estimated_seconds"] for job in found["jobs"]] == [2, 60, 31, 2]  # 31: the median of all
     starts = [job["estimated_start_time"] for job in found["jobs"]]
     assert [round(start - starts[0], -1) for start in starts] == [0, 2000, 62000, 93000]
+    listed = (await server.get("/api/jobs?full=true&sort_order=asc"))[1]["jobs"]
+    assert [(job["position"], job["estimated_seconds"]) for job in listed] == [(1, 2), (2, 60), (3, 31), (4, 2)]
+    shown = (await server.get(f"/api/jobs/{slow}?full=true"))[1]
+    assert (shown["position"], shown["estimated_start_time"]) == (2, None)
+    assert "position" not in (await server.get(f"/api/jobs/{slow}"))[1]
     answer = (await server.get("/api/queue/estimates"))[1]
     assert [job["estimated_start_time"] for job in answer["jobs"]] == [None] * 4  # paused: nobody knows
 
