@@ -25,6 +25,7 @@ PIXART = ClipTarget(t5_families.PixArtTokenizer, t5_families.PixArtT5XXL.build)
 CHROMA = PIXART
 MOCHI = ClipTarget(t5_families.MochiT5Tokenizer, t5_families.MochiT5XXL.build)
 LTXV = ClipTarget(t5_families.LTXVT5Tokenizer, t5_families.MochiT5XXL.build)
+WAN = ClipTarget(t5_families.WanT5Tokenizer, t5_families.WanT5Model.build)
 AURAFLOW = ClipTarget(t5_families.AuraT5Tokenizer, t5_families.AuraT5Model.build)
 LUMINA2 = ClipTarget(llm_families.LuminaTokenizer, llm_families.LuminaTEModel.build)
 ZIMAGE = ClipTarget(llm_families.ZImageTokenizer, llm_families.ZImageTEModel.build)
@@ -36,8 +37,8 @@ HIDREAM = ClipTarget(hidream.HiDreamTokenizer, hidream.build)
 
 
 class EncoderFile(NamedTuple):
-    """A recognised encoder file: name of the encoder (`clip_l`, `clip_g`, `clip_h`, `t5xxl`, `pile_t5xl`, a language
-    model's) and its tensors as the encoder models name them."""
+    """A recognised encoder file: name of the encoder (`clip_l`, `clip_g`, `clip_h`, `t5xxl`, `pile_t5xl`, `umt5xxl`,
+    a language model's) and its tensors as the encoder models name them."""
 
     name: str
     tensors: dict[str, Tensor]
@@ -90,11 +91,13 @@ def recognise(sd: Mapping[str, Tensor]) -> EncoderFile | None:
 
 
 def _t5_name(tensors: Mapping[str, Tensor]) -> str | None:
-    """T5 1.1 XXL and Pile-T5 XL. The first T5 (not gated) and UMT5 (its own vocabulary) serve other families."""
+    """T5 1.1 XXL, Pile-T5 XL and UMT5 XXL (its own vocabulary). The first T5 (not gated) serves other families."""
     if "encoder.block.0.layer.1.DenseReluDense.wi_0.weight" not in tensors:
         return None
     vocabulary, width = tensors["shared.weight"].shape
-    return _T5_NAMES.get(width) if vocabulary <= T5_VOCABULARY else None
+    if vocabulary > T5_VOCABULARY:
+        return "umt5xxl" if width == 4096 else None
+    return _T5_NAMES.get(width)
 
 
 def text_side(names: Sequence[str], kind: str) -> ClipTarget | None:
@@ -144,6 +147,7 @@ _ALONE = {
     "clip_g": REFINER,
     "clip_h": SD2,
     "pile_t5xl": AURAFLOW,
+    "umt5xxl": WAN,
     "gemma2_2b": LUMINA2,
     "llama": HIDREAM,
     "mistral3_24b": FLUX2,

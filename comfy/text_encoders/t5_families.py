@@ -59,6 +59,27 @@ class AuraT5Tokenizer(SingleTokenizer):
         super().__init__("pile_t5xl", tokenizer, "pile_t5xl")
 
 
+class WanT5Tokenizer(SingleTokenizer):
+    """Prompt -> {"umt5xxl": one chunk of UMT5 tokens, 512 or more}; any language."""
+
+    min_length = 512
+
+    def __init__(
+        self,
+        embedding_directory: str | Sequence[str] | None = None,
+        tokenizer_data: dict[str, Any] | None = None,
+        vocabulary: str = "umt5",
+    ):
+        tokenizer = T5Tokenizer(
+            embedding_directory,
+            tokenizer_data,
+            vocabulary=vocabulary,
+            min_length=self.min_length,
+            embedding_key="umt5xxl",
+        )
+        super().__init__("umt5xxl", tokenizer, "umt5xxl")
+
+
 class T5XXLModel(SingleEncoder):
     """T5-XXL. Its weights are named `t5xxl.transformer...`."""
 
@@ -90,3 +111,10 @@ class AuraT5Model(T5XXLModel):
 
     encoder_options = {"end_token": 2, "pad_token": 1, "use_mask": True, "zero_masked": True}
     name = "pile_t5xl"
+
+
+class WanT5Model(T5XXLModel):
+    """UMT5-XXL as Wan uses it: filled-up places are masked and become 0. Weights: `umt5xxl.transformer...`."""
+
+    encoder_options = {"use_mask": True, "zero_masked": True}
+    name = "umt5xxl"

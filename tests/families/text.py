@@ -33,9 +33,10 @@ def token_table(name: str) -> torch.Tensor:
 
 @functools.lru_cache(maxsize=4)
 def encoder_file(name: str) -> dict[str, torch.Tensor]:
-    """L, G (in open_clip's layout) or T (T5), as files with the encoder alone hold them."""
-    file = {"L": "tiny_clip_l", "G": "tiny_clip_g_openclip", "T": "tiny_t5"}[name]
-    key = {"L": "text_model.embeddings.token_embedding.weight", "G": "token_embedding.weight", "T": "shared.weight"}
+    """L, G (in open_clip's layout), T (T5) or U (UMT5), as files with the encoder alone hold them."""
+    file = {"L": "tiny_clip_l", "G": "tiny_clip_g_openclip", "T": "tiny_t5", "U": "tiny_umt5"}[name]
+    key = {"L": "text_model.embeddings.token_embedding.weight", "G": "token_embedding.weight"}
+    key |= dict.fromkeys("TU", "shared.weight")
     return {**load_file(DATA / f"{file}.safetensors"), key[name]: token_table(name)}
 
 
@@ -46,8 +47,8 @@ def clip_config(name: str):
     return config_from_state_dict(sd, num_attention_heads=facts["num_attention_heads"], hidden_act=facts["hidden_act"])
 
 
-def t5_config() -> t5.T5Config:
-    return t5.config_from_state_dict(encoder_file("T"))
+def t5_config(name: str = "T") -> t5.T5Config:
+    return t5.config_from_state_dict(encoder_file(name))
 
 
 def model_tensors(**encoders: str) -> dict[str, torch.Tensor]:
