@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import re
 from typing import Any
 
+import numpy as np
 import pytest
 import sampler_cases
 import torch
@@ -17,6 +19,9 @@ import comfy.sample
 import comfy.samplers
 from comfy.k_diffusion import sampling as k_diffusion
 from comfy.sampling import solvers
+from comfy.sampling.solvers import multistep
+from comfy.text_encoders.clip_encoder import encode_weighted
+from comfy.text_encoders.sd1 import SD1Tokenizer
 
 INPUTS = toy.tensors("sampler_inputs")
 POSITIVE, NEGATIVE = sampler_cases.conditioning()
@@ -49,6 +54,32 @@ class HalfModel(toy.ToyModel):
 
     def get_dtype(self):
         return torch.float16
+
+
+def test_1_initial_noise_is_drawn_on_the_cpu_in_float32():
+    """Whatever the latent is; the seed alone decides."""
+    expected = torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(7))
+    for latent in (torch.zeros(1, 4, 8, 8), torch.zeros(1, 4, 8, 8, dtype=torch.float16)):
+        noise = comfy.sample.prepare_noise(latent, 7)
+        assert noise.device.type == "cpu" and torch.equal(noise, expected.to(latent.dtype))
+    on_device = comfy.sample.prepare_noise(torch.zeros(1, 4, 8, 8, device="meta"), 7)
+    assert torch.equal(on_device, expected)
+
+
+def test_1_noise_of_steps_is_drawn_on_the_device_and_from_seed_plus_one_on_the_cpu(monkeypatch):
+    seeds = []
+
+    class Recorder:
+        def __init__(self, device):
+            self.device = torch.device(device).type
+
+        def manual_seed(self, seed):
+            seeds.append((self.device, seed))
+
+    monkeypatch.setattr(torch, "Generator", Recorder)
+    for device in ("cpu", "meta"):
+        k_diffusion.default_noise_sampler(torch.zeros(1, device=device), seed=7)
+    assert seeds == [("cpu", 8), ("meta", 7)]
 
 
 def test_2_sampling_is_float32_whatever_the_model_computes_in():
@@ -132,6 +163,38 @@ def test_8_dpm_solvers_see_only_the_ends_of_a_schedule(name):
     assert torch.equal(run("eps", name, sigmas), run("eps", name, bent))
 
 
+@pytest.mark.parametrize("i", [3, 4, 5])
+def test_9_coefficients_of_multistep_methods_are_exact(i):
+    """Sums over many points in double precision for the integrals: 5 digits are the least they need."""
+    sigmas = schedule("eps", steps=8).tolist()
+    points = np.linspace(sigmas[i], sigmas[i + 1], 100_001)
+    for j in range(4):
+        others = [k for k in range(4) if k != j]
+        basis = np.prod([(points - sigmas[i - k]) / (sigmas[i - j] - sigmas[i - k]) for k in others], axis=0)
+        integral = (basis[1:] + basis[:-1]).sum() / 2 * (points[1] - points[0])
+        assert multistep.linear_multistep_coeff(4, sigmas, i, j) == pytest.approx(integral, rel=1e-7)
+    process = multistep._vp_time()
+    times = np.array(process.times(sigmas[i - 2 : i + 2]))
+    points = np.linspace(times[-2], times[-1], 10_000)
+    for j, got in enumerate(multistep.deis_coefficients(sigmas, i, 3)):
+        past = times[-2::-1]
+        basis = np.prod([(points - past[k]) / (past[j] - past[k]) for k in range(3) if k != j], axis=0)
+        known = (process.sigma_slope(points) * basis).sum() * (times[-1] - times[-2]) / 10_000
+        assert got == pytest.approx(known, rel=1e-7)
+
+
+def test_9_quantiles_of_the_beta_scheduler_are_double():
+    """In float32 the last ones are others: 1 - i/n loses its digits near 0, where the distribution is steep."""
+    from scipy.stats import beta
+
+    table = toy.patcher("eps").model.model_sampling.sigmas
+    exact = beta.ppf(1 - np.arange(1000) / 1000, 0.6, 0.6)
+    places = np.rint(exact * (len(table) - 1))
+    kept = [int(p) for i, p in enumerate(places) if i == 0 or p != places[i - 1]]
+    got = comfy.samplers.beta_scheduler(toy.patcher("eps").model.model_sampling, 1000)
+    assert torch.equal(got[:-1], table[kept]) and got[-1] == 0
+
+
 def test_10_the_protected_part_stays_and_is_noised_with_the_first_noise():
     latent, mask = INPUTS["latent/a"], INPUTS["mask/pix64"]
     result = run("eps", "euler", schedule("eps"), latent_image=latent, noise_mask=mask)
@@ -145,6 +208,52 @@ def test_11_an_empty_schedule_returns_the_latent():
     result = run("eps", "euler", torch.FloatTensor([]), latent_image=latent)
     assert result is latent or torch.equal(result, latent)
     assert toy.patcher("eps").model.calls == []
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("A PHOTO of a CAT", "a photo of a cat"),
+        ("CAFE\u0301", "caf\u00e9"),  # a letter and its accent, or both in one sign
+        ("\u00c5ngstr\u00f6m", "\u00e5ngstr\u00f6m"),
+        ("two \t\n words", "two words"),
+    ],
+)
+def test_12_clip_lowers_letters_and_composes_signs(one, other):
+    tokenize = SD1Tokenizer().tokenize_with_weights
+    assert tokenize(one) == tokenize(other)
+
+
+class Squares:
+    """An encoder that is not linear; `rows` are the tokens it was given."""
+
+    special_tokens = {"start": 1, "end": 2, "pad": 0}
+
+    def encode(self, rows):
+        self.rows = rows
+        return torch.tensor(rows, dtype=torch.float32).square().unsqueeze(-1), None
+
+
+def test_13_weights_act_on_what_the_encoder_gives():
+    """Away from the empty prompt's value at the same place; tokens go in unweighted."""
+    encoder = Squares()
+    weights = [1.0, 1.5, 0.5, -1.0]
+    cond, _ = encode_weighted(encoder, [list(zip([1, 5, 7, 2], weights))])
+    assert encoder.rows == [[1, 5, 7, 2], [1, 2, 0, 0]]
+    empty = [1.0, 4.0, 0.0, 0.0]
+    expected = [e + w * (v - e) for v, e, w in zip([1.0, 25.0, 49.0, 4.0], empty, weights)]
+    assert cond.dtype == torch.float32 and cond.flatten().tolist() == expected
+
+
+def test_13_unweighted_prompts_need_no_empty_one():
+    encoder = Squares()
+    encode_weighted(encoder, [[(1, 1.0), (5, 1.0), (2, 1.0)]])
+    assert encoder.rows == [[1, 5, 2]]
+
+
+def test_every_trap_has_a_test():
+    named = {int(name.split("_")[1]) for name in globals() if re.match(r"test_\d+_", name)}
+    assert named == set(range(1, 14))
 
 
 @pytest.mark.parametrize("name", solvers.SAMPLERS)
