@@ -37,7 +37,7 @@ _FAMILIES = {
         "SDXL_instructpix2pix",
         "SDXLRefiner",
     ),
-    "comfy.denoisers.transformer": ("AuraFlow", "HiDream", "Lumina2", "PixArt", "QwenImage", "SD3"),
+    "comfy.denoisers.transformer": ("AuraFlow", "HiDream", "Lumina2", "PixArt", "PixArtAlpha", "QwenImage", "SD3"),
     "comfy.denoisers.flux": ("Chroma", "Flux", "Flux2"),
     "comfy.denoisers.unclip": ("CLIPEmbeddingNoiseAugmentation", "SD21UNCLIP"),
 }

@@ -92,17 +92,15 @@ def transformer_detector(
 # Kontext, Redux and others give all networks of this frame the same tensors; video ones refine the text first.
 _FLUX_FRAME = ("double_blocks.0.img_attn.qkv.weight", "img_in.weight", "txt_in.weight", "final_layer.linear.weight")
 
+_PIXART = ("blocks.0.cross_attn.kv_linear.weight", "t_block.1.weight", "y_embedder.y_embedding")
+
 detectors: list[Detector] = [
     detect_sd_unet,
     transformer_detector("mmdit", mmdit, ["joint_blocks.0.context_block.attn.qkv.weight", "pos_embed"]),
     transformer_detector("auraflow", auraflow, ["cond_seq_linear.weight", "positional_encoding"]),
-    transformer_detector(
-        "pixart_sigma",
-        pixart,
-        ["blocks.0.cross_attn.kv_linear.weight", "t_block.1.weight", "y_embedder.y_embedding"],
-        # PixArt-alpha is told size and aspect ratio.
-        without=["csize_embedder.mlp.0.weight"],
-    ),
+    # Alpha is told size and aspect ratio.
+    transformer_detector("pixart_alpha", pixart, [*_PIXART, "csize_embedder.mlp.0.weight"]),
+    transformer_detector("pixart_sigma", pixart, _PIXART),
     transformer_detector("chroma", chroma, [*_FLUX_FRAME, "distilled_guidance_layer.in_proj.weight"]),
     transformer_detector("flux2", flux2, [*_FLUX_FRAME, "double_stream_modulation_img.lin.weight"]),
     transformer_detector("flux", flux, [*_FLUX_FRAME, "double_blocks.0.img_mod.lin.weight"]),

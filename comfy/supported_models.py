@@ -274,6 +274,14 @@ class PixArtSigma(TransformerFamily):
         return text_families.PIXART
 
 
+class PixArtAlpha(PixArtSigma):
+    """PixArt-alpha: as Sigma on Stable Diffusion's latents, and told the size of the picture."""
+
+    unet_config = {"image_model": "pixart_alpha"}
+    base_model = transformer_denoisers.PixArtAlpha
+    latent_format = comfy.latent_formats.SD15
+
+
 class Flux(TransformerFamily):
     """FLUX.1 dev, Kontext, Canny, Depth: distilled to a guidance."""
 
@@ -421,6 +429,7 @@ models: list[Any] = [
     SDXL,
     SD3,
     AuraFlow,
+    PixArtAlpha,
     PixArtSigma,
     FluxInpaint,
     Flux,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 import comfy.conds
@@ -40,11 +41,24 @@ class AuraFlow(BaseModel):
 
 
 class PixArt(BaseModel):
-    """Text tokens and their mask."""
+    """Text tokens and their mask; for alpha, the size it is told, if the conditioning has one."""
 
     def extra_conds(self, **kwargs: Any) -> Conds:
         out = super().extra_conds(**kwargs)
         add_mask(out, kwargs)
+        return out
+
+
+class PixArtAlpha(PixArt):
+    """PixArt-alpha: told height, width and aspect ratio in pixels."""
+
+    def extra_conds(self, **kwargs: Any) -> Conds:
+        out = super().extra_conds(**kwargs)
+        width, height = kwargs.get("width"), kwargs.get("height")
+        if width and height:
+            out["c_size"] = comfy.conds.CONDRegular(torch.tensor([[float(height), float(width)]]))
+            ratio = float(kwargs.get("aspect_ratio", height / width))
+            out["c_ar"] = comfy.conds.CONDRegular(torch.tensor([[ratio]]))
         return out
 
 

@@ -189,6 +189,7 @@ def _pixart(shapes: Shapes) -> nn.Module:
         depth=count_blocks(shapes, "transformer_blocks.{}.attn1.to_q.weight"),
         caption_channels=shapes["caption_projection.linear_1.weight"][1],
         model_max_length=length,
+        micro_condition="adaln_single.emb.resolution_embedder.linear_1.weight" in shapes,
     )
     return pixart.PixArt(config, device="meta")
 

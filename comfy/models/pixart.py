@@ -1,4 +1,5 @@
-"""PixArt-Sigma: a DiT with cross-attention to T5 tokens and one modulation for all blocks.
+"""PixArt, alpha and Sigma: a DiT with cross-attention to T5 tokens and one modulation for all blocks. Alpha is also
+told the size and the aspect ratio of the picture.
 
 Sources: Chen et al. 2023 (PixArt-alpha: adaLN-single), Chen et al. 2024 (PixArt-Sigma: up to 4K, T5 context of 300
 tokens), Peebles & Xie 2023 (DiT).
@@ -31,13 +32,14 @@ from comfy.models.dit import (
 NUM_HEADS = 16
 # Latent cells per side of the image size the position embedding was first trained at (512 pixels).
 BASE_CELLS = 64
+PIXELS_PER_CELL = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class PixArtConfig(FromDict):
     """Shape of the transformer. out_channels: as the file has them, mean and variance; the variance is dropped.
     pe_interpolation: how many times the base resolution one position step spans; None: from the size of the
-    latent."""
+    latent. micro_condition: told height, width and aspect ratio."""
 
     in_channels: int = 4
     out_channels: int = 8
@@ -48,6 +50,7 @@ class PixArtConfig(FromDict):
     caption_channels: int = 4096
     model_max_length: int = 300
     pe_interpolation: float | None = None
+    micro_condition: bool = False
 
 
 def config_from_state_dict(sd: Mapping[str, Tensor], prefix: str = "", **overrides: Any) -> PixArtConfig:
@@ -70,6 +73,7 @@ def config_from_state_dict(sd: Mapping[str, Tensor], prefix: str = "", **overrid
         "depth": count_blocks(sd, prefix + "blocks.{}.attn.qkv.weight"),
         "caption_channels": caption_channels,
         "model_max_length": length,
+        "micro_condition": f"{prefix}csize_embedder.mlp.0.weight" in sd,
     }
     values.update(overrides)
     return PixArtConfig(**values)
@@ -197,6 +201,11 @@ class PixArt(nn.Module):
         self.dtype = dtype
         self.x_embedder = PatchEmbed(patch, config.in_channels, width, operations, **factory)
         self.t_embedder = TimestepEmbedder(width, operations, **factory)
+        self.csize_embedder = self.ar_embedder = None
+        if config.micro_condition:
+            # A third of the width each: height, width, aspect ratio.
+            self.csize_embedder = TimestepEmbedder(width // 3, operations, **factory)
+            self.ar_embedder = TimestepEmbedder(width // 3, operations, **factory)
         self.t_block = nn.Sequential(nn.SiLU(), operations.Linear(width, 6 * width, **factory))
         self.y_embedder = CaptionEmbedder(
             config.caption_channels, width, config.model_max_length, operations, **factory
@@ -210,15 +219,17 @@ class PixArt(nn.Module):
         timesteps: Tensor,
         context: Tensor,
         attention_mask: Tensor | None = None,
+        c_size: Tensor | None = None,
+        c_ar: Tensor | None = None,
         transformer_options: dict | None = None,
         **kwargs: Any,
     ) -> Tensor:
         """Predicted noise [batch, in_channels, height, width].
 
         x: [batch, in_channels, height, width]; timesteps: [batch] 0..999; context: [batch, tokens,
-        caption_channels]; attention_mask: [batch or 1, tokens], what of the context to look
-        at. Blocks are replaceable as ("double_block", number) with
-        img, txt and vec (see `comfy.models.dit`).
+        caption_channels]; attention_mask: [batch or 1, tokens], what of the context to look at. c_size: [batch or 1, 2]
+        height and width in pixels, c_ar: [batch or 1, 1] their quotient, for alpha (missing: the latent's own). Blocks
+        are replaceable as ("double_block", number) with img, txt and vec (see `comfy.models.dit`).
         """
         height, width = x.shape[-2:]
         patch = self.config.patch_size
@@ -229,6 +240,8 @@ class PixArt(nn.Module):
 
         h = self.x_embedder(pad_to_patch_size(x, (patch, patch))) + positions.to(x)
         t = self.t_embedder(timesteps, x.dtype)
+        if self.csize_embedder is not None:
+            t = t + self._told(x, c_size, c_ar)
         vec = self.t_block(t).unflatten(-1, (6, -1))
         txt = self.y_embedder(context)
         mask = None if attention_mask is None else attention_mask.bool()[:, None, None]
@@ -243,3 +256,13 @@ class PixArt(nn.Module):
 
         h = unpatchify(self.final_layer(h, t), rows, columns, patch, channels_last=True)
         return h[:, : self.config.in_channels, :height, :width]
+
+    def _told(self, x: Tensor, c_size: Tensor | None, c_ar: Tensor | None) -> Tensor:
+        """What alpha is told of the picture [batch or 1, width]: each number embedded, side by side."""
+        if c_size is None:
+            c_size = torch.tensor([[n * PIXELS_PER_CELL for n in x.shape[-2:]]], device=x.device)
+        if c_ar is None:
+            c_ar = c_size[:, :1] / c_size[:, 1:]
+        rows = c_size.shape[0]
+        size = self.csize_embedder(c_size.float().flatten(), x.dtype).reshape(rows, -1)
+        return torch.cat([size, self.ar_embedder(c_ar.float().flatten(), x.dtype)], dim=1)

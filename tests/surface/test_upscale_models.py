@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 
@@ -177,9 +178,8 @@ def test_missing_library_is_named(monkeypatch):
 
 def test_with_the_library_itself():
     spandrel = pytest.importorskip("spandrel")
-    from spandrel.architectures.Compact import SRVGGNetCompact
-
-    net = SRVGGNetCompact(num_in_ch=3, num_out_ch=3, num_feat=8, num_conv=2, upscale=2)
+    architecture = importlib.import_module("spandrel.architectures.Compact.__arch.SRVGG")
+    net = architecture.SRVGGNetCompact(num_in_ch=3, num_out_ch=3, num_feat=8, num_conv=2, upscale=2)
     model = upscale_models.load_state_dict(net.state_dict())
     assert isinstance(model, spandrel.ImageModelDescriptor) and model.scale == 2
     assert upscale_models.upscale(model, torch.rand(1, 16, 16, 3)).shape == (1, 32, 32, 3)
