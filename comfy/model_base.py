@@ -33,6 +33,7 @@ _FAMILIES = {
     "comfy.denoisers.unet": (
         "IP2P",
         "SD15_instructpix2pix",
+        "SD_X4Upscaler",
         "SDXL",
         "SDXL_instructpix2pix",
         "SDXLRefiner",

@@ -48,13 +48,13 @@ def count_blocks(state_dict_keys: Iterable[str], prefix_string: str) -> int:
 
 
 def detect_sd_unet(state_dict: Mapping[str, Tensor], prefix: str) -> dict[str, Any] | None:
-    """The UNet of Stable Diffusion 1, 2 and XL."""
+    """The UNet of Stable Diffusion 1, 2 and XL, and of the x4 upscaler."""
     if f"{prefix}input_blocks.0.0.weight" not in state_dict or f"{prefix}out.2.weight" not in state_dict:
         return None
     if f"{prefix}input_blocks.1.0.in_layers.0.weight" not in state_dict:
         return None
-    # Video UNets put time layers into the same frame; the x4 upscaler is told its noise level by a table.
-    if f"{prefix}label_emb.weight" in state_dict or any(".time_stack." in k for k in state_dict):
+    # Video UNets put time layers into the same frame.
+    if any(".time_stack." in k for k in state_dict):
         return None
     return _as_dict("unet", unet.config_from_state_dict(state_dict, prefix))
 

@@ -81,6 +81,12 @@ class SD20(UNetFamily):
     latent_format = comfy.latent_formats.SD15
     encoders = (EncoderPlace("clip_h", "cond_stage_model.model.", open_clip=True),)
 
+    @classmethod
+    def matches(cls, unet_config: Mapping[str, Any], state_dict: Mapping[str, Tensor] | None = None) -> bool:
+        # A table of labels is the x4 upscaler's.
+        labels = cls.unet_config.get("label_count")
+        return super().matches(unet_config, state_dict) and unet_config.get("label_count") == labels
+
     # Files do not say what they predict. Where the last attention's norm is spread wider than this, it is velocity.
     V_PREDICTION_SPREAD = 0.09
 
@@ -95,6 +101,22 @@ class SD20(UNetFamily):
 
     def clip_target(self, state_dict: Mapping[str, Tensor] | None = None) -> ClipTarget:
         return text_families.SD2
+
+
+class SD_X4Upscaler(SD20):
+    """Stable Diffusion's x4 upscaler: a small picture beside the latent, and how much noise it has got."""
+
+    unet_config = {"image_model": "unet", "label_count": 1000, "in_channels": 7}
+    unet_extra_config = {}
+    base_model = unet_denoisers.SD_X4Upscaler
+    latent_format = comfy.latent_formats.SD_X4
+    sampling_settings = {"linear_start": 0.0001, "linear_end": 0.02}
+
+    def inpaint_model(self) -> bool:
+        return False
+
+    def model_type(self, state_dict: Mapping[str, Tensor], prefix: str = "") -> ModelType:
+        return ModelType.V_PREDICTION
 
 
 class SD21UnclipH(SD20):
@@ -415,6 +437,7 @@ class HiDream(TransformerFamily):
 
 # Special cases before the general ones.
 models: list[Any] = [
+    SD_X4Upscaler,
     SD15_instructpix2pix,
     SD15,
     SD20,

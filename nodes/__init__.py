@@ -56,6 +56,7 @@ EXTRA_FAMILIES = (
     "hooks",
     "hook_conditioning",
     "model_conditioning",
+    "picture_upscaler",
     "family_text",
     "llm_text",
     "unet_patches",

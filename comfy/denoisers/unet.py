@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import comfy.conds
 from comfy.model_base import BaseModel, MissingConditioning, ModelType
 from comfy.models.unet import timestep_embedding
 
@@ -85,3 +86,44 @@ class SDXLRefiner(BaseModel):
         score = kwargs.get("aesthetic_score", NEGATIVE_AESTHETIC_SCORE if negative else AESTHETIC_SCORE)
         crop = [kwargs.get("crop_h", 0), kwargs.get("crop_w", 0)]
         return size_vector(pooled.to(kwargs["device"]), [height, width, *crop, score])
+
+
+class SD_X4Upscaler(BaseModel):
+    """The picture to enlarge goes beside the latent, with some noise in it; the network is told how much.
+
+    Source: Stability AI 2022, stable-diffusion-x4-upscaler (noise of the first 350 of 1000 steps).
+    """
+
+    MAX_NOISE_LEVEL = 350
+    PICTURE_CHANNELS = 3
+
+    def __init__(self, model_config: Any, *args: Any, **kwargs: Any):
+        super().__init__(model_config, *args, **kwargs)
+        # The share of the picture's variance that is left at each level.
+        self.register_buffer("picture_alphas", picture_alphas(), persistent=False)
+
+    def extra_conds(self, **kwargs: Any) -> dict[str, Any]:
+        out = super().extra_conds(**kwargs)
+        noise, image = kwargs["noise"], kwargs.get("concat_image")
+        if image is None:
+            image = torch.zeros_like(noise[:, : self.PICTURE_CHANNELS])
+        image = self._fitted(image.to(kwargs["device"]), noise)
+        amount = kwargs.get("noise_augmentation", 0.0)
+        level = round(self.MAX_NOISE_LEVEL * amount)
+        if amount > 0:
+            image = self.noised(image, level, max(0, (kwargs.get("seed") or 0) - 10))
+        out["c_concat"] = comfy.conds.CONDNoiseShape(image)
+        out["y"] = comfy.conds.CONDRegular(torch.tensor([level]))
+        return out
+
+    def noised(self, image: Tensor, level: int, seed: int) -> Tensor:
+        """The picture at a noise level. Not with the seed of the run itself: its noise is the latent's already."""
+        alpha = self.picture_alphas[level].to(image)
+        noise = torch.randn(image.shape, generator=torch.Generator().manual_seed(seed)).to(image)
+        return alpha.sqrt() * image + (1 - alpha).sqrt() * noise
+
+
+def picture_alphas(steps: int = 1000, start: float = 0.0001, end: float = 0.02) -> Tensor:
+    """Products of 1 - beta for betas whose roots are evenly spaced (the schedule of latent diffusion)."""
+    betas = torch.linspace(start**0.5, end**0.5, steps, dtype=torch.float64, device="cpu") ** 2
+    return torch.cumprod(1 - betas, dim=0).float()

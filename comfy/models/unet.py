@@ -34,7 +34,8 @@ class UNetConfig:
     transformer_depth: transformer blocks per residual block of the encoder; transformer_depth_output likewise
     for the decoder (one more per level). transformer_depth_middle: -1 = a single residual block in the
     middle, -2 = no middle block. Exactly one of num_heads and num_head_channels is positive. adm_in_channels:
-    width of the vector `y`, None if there is none.
+    width of the vector `y`, None if there is none. label_count: `y` is one of so many numbers instead.
+    disable_self_attentions: levels whose first attention looks at the context, too.
     """
 
     in_channels: int = 4
@@ -51,6 +52,8 @@ class UNetConfig:
     num_heads: int = -1
     num_head_channels: int = -1
     attn_precision: torch.dtype | None = None
+    label_count: int | None = None
+    disable_self_attentions: tuple[bool, ...] = ()
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> UNetConfig:
@@ -60,6 +63,10 @@ class UNetConfig:
         if isinstance(known.get("attn_precision"), str):
             known["attn_precision"] = getattr(torch, known["attn_precision"].removeprefix("torch."))
         return cls(**known)
+
+    def looks_at_context(self, level: int) -> bool:
+        """Whether a level has no self-attention."""
+        return level < len(self.disable_self_attentions) and self.disable_self_attentions[level]
 
     def heads_for(self, channels: int) -> tuple[int, int]:
         """(heads, width of a head) for a block of `channels` channels."""
@@ -122,6 +129,12 @@ def config_from_state_dict(
     else:
         middle_depth = -1 if has("middle_block.0.in_layers.0.weight") else -2
 
+    def without_self_attention(level: int) -> bool:
+        """A first attention whose keys are as wide as the context, and not as the image's tokens."""
+        block = 1 + sum(num_res_blocks[:level]) + level
+        key = f"input_blocks.{block}.1.transformer_blocks.0.attn1.to_k.weight"
+        return has(key) and shape(key)[1] == context_dim and shape(key)[0] != context_dim
+
     with_attention = next((name for name in transformers if depth(name) > 0), None)
     context_dim = None
     use_linear = False
@@ -144,6 +157,12 @@ def config_from_state_dict(
         "num_heads": -1 if use_linear else SD1_HEADS,
         "num_head_channels": SD2_HEAD_CHANNELS if use_linear else -1,
     }
+    if has("label_emb.weight"):
+        # The x4 upscaler: told a noise level, 8 heads everywhere, and little self-attention.
+        looks = tuple(without_self_attention(level) for level in range(len(channel_mult)))
+        values |= {"label_count": shape("label_emb.weight")[0], "num_heads": SD1_HEADS, "num_head_channels": -1}
+        # Where there is no attention the setting has no effect; published files have it on at the first level.
+        values["disable_self_attentions"] = (True, *looks[1:])
     values.update(overrides)
     return UNetConfig(**values)
 
@@ -359,7 +378,8 @@ class _Layers:
     def residual(self, channels: int, out_channels: int) -> ResBlock:
         return ResBlock(channels, self.emb_channels, out_channels=out_channels, **self.layers)
 
-    def transformer(self, channels: int, depth: int) -> SpatialTransformer:
+    def transformer(self, channels: int, depth: int, level: int | None = None) -> SpatialTransformer:
+        """level: where it is; None for the middle."""
         heads, width = self.config.heads_for(channels)
         return SpatialTransformer(
             channels,
@@ -367,6 +387,7 @@ class _Layers:
             width,
             depth=depth,
             context_dim=self.config.context_dim,
+            disable_self_attn=level is not None and self.config.looks_at_context(level),
             use_linear=self.config.use_linear_in_transformer,
             attn_precision=self.config.attn_precision,
             **self.layers,
@@ -391,12 +412,14 @@ class UNetEncoder(nn.Module):
         self.dtype = dtype
         self.in_channels = config.in_channels
         self.model_channels = config.model_channels
-        self.num_classes = "sequential" if config.adm_in_channels is not None else None
+        self.num_classes = "sequential" if config.adm_in_channels is not None else config.label_count
         make = _Layers(config, operations, dtype, device)
 
         self.time_embed = make.embedding_mlp(config.model_channels)
         if config.adm_in_channels is not None:
             self.label_emb = nn.Sequential(make.embedding_mlp(config.adm_in_channels))
+        elif config.label_count is not None:
+            self.label_emb = operations.Embedding(config.label_count, make.emb_channels, **make.factory)
 
         channels = config.model_channels
         skips = [channels]
@@ -408,7 +431,7 @@ class UNetEncoder(nn.Module):
                 block = [make.residual(channels, mult * config.model_channels)]
                 channels = mult * config.model_channels
                 if (depth := next(depths)) > 0:
-                    block.append(make.transformer(channels, depth))
+                    block.append(make.transformer(channels, depth, level))
                 self.input_blocks.append(TimestepEmbedSequential(*block))
                 skips.append(channels)
             if level != last_level:
@@ -431,9 +454,12 @@ class UNetEncoder(nn.Module):
         return self.time_embed(timestep_embedding(timesteps, self.model_channels).to(dtype))
 
     def embed_vector(self, y: Tensor | None) -> Tensor:
-        """The embedding of `y`, for models that are conditioned on one. Raises ValueError without it."""
+        """The embedding of `y`, for models that are conditioned on one: a vector [batch, adm_in_channels], or numbers
+        [batch] of classes. Raises ValueError without it."""
         if y is None:
             raise ValueError("this UNet is conditioned on a vector: argument y is missing")
+        if self.config.label_count is not None:
+            return self.label_emb(y.long())
         return self.label_emb(y)
 
 
@@ -458,7 +484,7 @@ class UNetModel(UNetEncoder):
                 block = [make.residual(channels + skips.pop(), mult * config.model_channels)]
                 channels = mult * config.model_channels
                 if (depth := next(depths)) > 0:
-                    block.append(make.transformer(channels, depth))
+                    block.append(make.transformer(channels, depth, level))
                 if level > 0 and index == count:
                     block.append(Upsample(channels, **make.layers))
                 self.output_blocks.append(TimestepEmbedSequential(*block))
@@ -496,7 +522,7 @@ class UNetModel(UNetEncoder):
         for patch in patches.get("emb_patch", ()):
             emb = patch(emb, self.model_channels, options)
         if self.num_classes is not None:
-            emb = emb + self.embed_vector(y)
+            emb = emb + self.embed_vector(y).to(emb.dtype)
 
         h, skips = x, []
         for number, block in enumerate(self.input_blocks):
