@@ -477,6 +477,9 @@ def get_top_files(folder: str, kind: str) -> list[str]:
 # --- saving ---------------------------------------------------------------------------------------
 
 
+LONGEST_PREFIX = 220  # bytes; file systems allow 255, and numbers and extensions follow
+
+
 def get_save_image_path(
     filename_prefix: str, output_dir: str, image_width: int = 0, image_height: int = 0
 ) -> tuple[str, str, int, str, str]:
@@ -484,7 +487,7 @@ def get_save_image_path(
 
     The counter is one above the highest `<base>_<number>_…` in the folder, which is created. Tokens:
     %width% %height% (pixels) %year% %month% %day% %hour% %minute% %second%.
-    Raises PathOutsideFolder if the prefix leaves `output_dir`.
+    Raises PathOutsideFolder if the prefix leaves `output_dir`, ValueError if a part of it is too long for a file name.
     """
     now = time.localtime()
     tokens = {
@@ -497,8 +500,12 @@ def get_save_image_path(
     normal = os.path.normpath(filename_prefix)
     # An empty prefix names the folder itself: its files are called `._00001_`.
     target = os.path.join(output_dir, ".") if normal == "." else safe_join(output_dir, normal, label="output")
-    if not is_within(os.path.dirname(target), output_dir):
+    if not stays_inside(os.path.dirname(target), output_dir):
         raise PathOutsideFolder(filename_prefix, "output")
+    longest = max(normal.split(os.sep), key=lambda part: len(os.fsencode(part)))
+    if len(os.fsencode(longest)) > LONGEST_PREFIX:
+        told = f"{longest[:40]!r}… has {len(os.fsencode(longest))} bytes, {LONGEST_PREFIX} are the most"
+        raise ValueError(f"the filename prefix is too long: {told}")
     folder, filename = os.path.dirname(target), os.path.basename(target)
     subfolder = os.path.dirname(os.path.normpath(filename_prefix))
     os.makedirs(folder, exist_ok=True)

@@ -220,7 +220,13 @@ class PromptServer:
         if self._origins is not None and not await self._origins.allows(request):
             log.warning("refused %s %s: it comes from another site", request.method, request.path)
             return web.Response(status=403)
-        response = await handler(request)
+        try:
+            response = await handler(request)
+        except ConnectionError:
+            if request.transport is not None and not request.transport.is_closing():
+                raise  # not this client's connection
+            log.debug("the client of %s %s went away", request.method, request.path)
+            return web.Response(status=400)  # which nobody gets
         self._headers.compress(request, response)
         return response
 

@@ -249,6 +249,14 @@ def test_a_prefix_cannot_leave_the_folder(folders, prefix):
     assert not [path for path in folders.rglob("*") if path.is_file()]
 
 
+@pytest.mark.parametrize("prefix", ["x" * 300, "sub/" + "é" * 120, "y" * 300 + "/x"])
+def test_a_prefix_that_is_too_long_is_named_as_such(folders, prefix):
+    with pytest.raises(ValueError, match="prefix is too long") as error:
+        save(torch.zeros(1, 4, 4, 3), prefix)
+    assert str(folders) not in str(error.value)
+    assert save(torch.zeros(1, 4, 4, 3), "x" * 220)[0]["filename"] == "x" * 220 + "_00001_.png"
+
+
 def test_names(folders):
     images = torch.zeros(2, 6, 9, 3)
     assert save(images, "sub/a") == [

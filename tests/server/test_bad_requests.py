@@ -130,3 +130,40 @@ async def test_interrupt_hits_only_what_runs(running, which, hit):
         assert answer[:2] == (200, b"") and processing_interrupted() is hit
     finally:
         interrupt_current_processing(False)
+
+
+BROKEN_OFF = {
+    "download": b"GET /view?filename=big.bin&type=input HTTP/1.1\r\nHost: x\r\n\r\n",
+    "body": b"POST /prompt HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n{",
+    "form": b"POST /upload/image HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=b\r\n"
+    b"Content-Length: 100000\r\n\r\n--b\r\n"
+    b'Content-Disposition: form-data; name="image"; filename="x.png"\r\n\r\nxxx',
+    "user file": b"POST /userdata/x.json HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n{",
+    "handshake": b"GET /ws?clientId=z HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n",
+    "nonsense": b"\x16\x03\x01 what\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN_OFF)
+async def test_clients_that_break_off_leave_no_traceback(running, caplog, kind):
+    import asyncio
+    import logging
+    import socket
+    import struct
+
+    caplog.set_level(logging.DEBUG)
+    (running.base / "input" / "big.bin").write_bytes(bytes(20_000_000))
+    port = int(running.url.rsplit(":", 1)[1])
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(BROKEN_OFF[kind])
+    await writer.drain()
+    await asyncio.sleep(0.05)
+    # Closing with a reset, as a process that is killed does.
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
+    await asyncio.sleep(0.05)
+    assert (await running.get("/prompt"))[0] == 200
+    shown = [record for record in caplog.records if record.levelno >= logging.WARNING or record.exc_info]
+    assert not [record for record in shown if record.levelno >= logging.INFO], shown
+    assert sorted(path.name for path in (running.base / "input").iterdir()) == ["big.bin"]
