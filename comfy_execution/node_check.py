@@ -129,8 +129,11 @@ def _similar(value: str, options: Iterable[Any]) -> list[str]:
 
 def _other_separators(ref: InputRef, inputs: dict[str, Any]) -> None:
     """A path written on another system names the same file: `folder\\name` and `folder/name`."""
-    value, options = inputs[ref.name], _options_of(ref)
-    if options is None or not isinstance(value, str) or _among(value, options):
+    value = inputs[ref.name]
+    if not isinstance(value, str) or not ("\\" in value or "/" in value):
+        return
+    options = _options_of(ref)
+    if options is None or _among(value, options):
         return
     for other in (value.replace("\\", "/"), value.replace("/", "\\")):
         if _among(other, options):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import math
+import os
 import time
 import uuid
 from fnmatch import fnmatchcase
@@ -138,14 +139,25 @@ def private_keys(extra: Any, server: PromptServer) -> list[str]:
     """The keys of extra_data that are for nodes only: those of accounts, and those of `--private-extra-data`."""
     import execution
 
-    patterns = [pattern.lower() for pattern in server.args.private_extra_data]
+    if not isinstance(extra, dict):
+        return []
+    found = [key for key in execution.SENSITIVE_EXTRA_DATA_KEYS if key in extra]
+    for pattern in server.args.private_extra_data:
+        hidden = [key for key in extra if fnmatchcase(key.lower(), pattern.lower())]
+        found += [key for key in hidden if key not in SERVERS_OWN and key not in found]
+    return found
 
-    def is_private(key: str) -> bool:
-        if key in execution.SENSITIVE_EXTRA_DATA_KEYS:
-            return True
-        return key not in SERVERS_OWN and any(fnmatchcase(key.lower(), pattern) for pattern in patterns)
 
-    return [key for key in extra if is_private(key)] if isinstance(extra, dict) else []
+_random = bytearray()
+
+
+def new_prompt_id() -> str:
+    """A random UUID. Asking the system for its bytes costs more than all else about it, so they are taken in stock."""
+    if len(_random) < 16:
+        _random.extend(os.urandom(4096))
+    taken = bytes(_random[-16:])
+    del _random[-16:]
+    return str(uuid.UUID(bytes=taken, version=4))
 
 
 async def validate(prompt_id: str, graph: dict[str, Any], targets: list[str] | None) -> tuple[bool, Any, list, dict]:
@@ -268,7 +280,7 @@ def add_to(table: Table, server: PromptServer) -> None:
             raise PromptRefused("no_prompt", "No prompt provided", "No prompt provided")
         prompt_id = body.get("prompt_id")
         if prompt_id is None:
-            prompt_id = str(uuid.uuid4())
+            prompt_id = new_prompt_id()
         elif not is_canonical_uuid(prompt_id):
             raise PromptRefused("invalid_prompt_id", "prompt_id must be a valid UUID", repr(prompt_id)[:200])
         graph = checked_graph(body["prompt"])

@@ -5,6 +5,8 @@ import uuid
 
 import pytest
 
+from routes.prompt import is_canonical_uuid, new_prompt_id
+
 
 def text_prompt(text="x", **inputs):
     return {"1": {"class_type": "Text", "inputs": {"text": text, **inputs}}}
@@ -144,6 +146,12 @@ async def test_private_keys_reach_nodes_and_are_in_no_answer(start, flags):
     flags(private_extra_data=["*"])
     await running.post("/prompt", json=request)
     assert running.server.prompt_queue.queue[-1].extra_data.keys() == {"preview_method", "client_id", "create_time"}
+
+
+def test_made_up_ids_are_uuids_and_differ():
+    ids = [new_prompt_id() for _ in range(2000)]
+    assert len(set(ids)) == 2000 and all(is_canonical_uuid(ident) for ident in ids)
+    assert {uuid.UUID(ident).version for ident in ids} == {4}
 
 
 async def test_failing_prompt_handlers_are_skipped(running):

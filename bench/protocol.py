@@ -1,8 +1,8 @@
-"""What the HTTP side costs: a long queue, a long history, many events, a large input folder.
+"""What the protocol costs: submitting, a long queue, a long history, many events, a large input folder.
 
-    python bench/server.py [--check]
+    python bench/protocol.py [--check]
 
-Starts a server of its own with the node pack bench/packs/server_bench.py. "CPU" is what the server process used per
+Starts a server of its own with the node pack bench/packs/protocol_bench.py. "CPU" is what the server process used per
 call, and says the same on a busy machine; "wall" is the median of what the client waited, and means something on an
 idle machine only, as does p99. With --check a missed goal is exit status 1.
 """
@@ -10,6 +10,7 @@ idle machine only, as does p99. With --check a missed goal is exit status 1.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import http.client
 import json
@@ -21,16 +22,20 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import aiohttp
 import psutil
 import websocket
 
 REPO = Path(__file__).resolve().parent.parent
 PENDING, HISTORY, FILES, UPDATES, SOCKETS = 5_000, 10_000, 20_000, 10_000, 20
+IN_FLIGHT, SUBMITTED, DEEP = 16, 800, 10_000  # requests at a time, prompts per measurement, length of the queue
+ROUNDS = 3  # of submitting to the empty and to the long queue, in turn
 PATIENCE = 180.0  # seconds for anything
 
 # A prompt of the usual size.
@@ -49,6 +54,20 @@ PROMPT = {
     "8": {"class_type": "VAEDecode", "inputs": {"samples": ["3", 0], "vae": ["4", 2]}},
     "9": {"class_type": "SaveImage", "inputs": {"filename_prefix": "bench", "images": ["8", 0]}},
 }  # fmt: skip
+
+
+# A valid one of six nodes.
+SIX_NODES = {
+    "1": {"class_type": "EmptyImage", "inputs": {"width": 64, "height": 64, "batch_size": 1, "color": 0}},
+    "2": {"class_type": "ImageInvert", "inputs": {"image": ["1", 0]}},
+    "3": {"class_type": "EmptyImage", "inputs": {"width": 64, "height": 64, "batch_size": 1, "color": 255}},
+    "4": {
+        "class_type": "ImageBlend",
+        "inputs": {"image1": ["2", 0], "image2": ["3", 0], "blend_factor": 0.5, "blend_mode": "normal"},
+    },
+    "5": {"class_type": "ImageInvert", "inputs": {"image": ["4", 0]}},
+    "6": {"class_type": "PreviewImage", "inputs": {"images": ["5", 0]}},
+}
 
 
 @dataclass(frozen=True)
@@ -73,7 +92,7 @@ class Server:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         (base / "custom_nodes").mkdir()
-        shutil.copy(REPO / "bench" / "packs" / "server_bench.py", base / "custom_nodes")
+        shutil.copy(REPO / "bench" / "packs" / "protocol_bench.py", base / "custom_nodes")
         command = [sys.executable, str(REPO / "main.py"), "--cpu", "--port", str(self.port)]
         self.log = base / "log"
         with open(self.log, "wb") as log:
@@ -180,9 +199,70 @@ def never_reads(port: int) -> socket.socket:
 # --- the figures -----------------------------------------------------------------------------------------------
 
 
+def submission(server: Server) -> list[Figure]:
+    """Posting a valid graph, many at a time, to an empty and to a long queue, with sockets attached."""
+    url = f"ws://127.0.0.1:{server.port}/ws?clientId="
+    sockets = [websocket.create_connection(f"{url}s{n}", timeout=PATIENCE) for n in range(SOCKETS)]
+    drains = [threading.Thread(target=drain, args=(peer,), daemon=True) for peer in sockets]
+    for thread in drains:
+        thread.start()
+    running = server.queue("BenchWait")
+    while running not in [item[1] for item in json.loads(server.get("/queue"))["queue_running"]]:
+        time.sleep(0.05)
+    spent: dict[str, list[float]] = {"empty": [], "long": []}
+    asyncio.run(post_many(server.port, SUBMITTED))  # warms up
+    for _ in range(ROUNDS):
+        server.request("POST", "/queue", {"clear": True})
+        for queue in ("empty", "long"):
+            if queue == "long":
+                server.request("POST", "/bench/fill", {"prompt": PROMPT, "pending": DEEP, "history": 0})
+                time.sleep(2.0)  # the store writes what it was given
+            before = server.cpu()
+            asyncio.run(post_many(server.port, SUBMITTED))
+            spent[queue].append(1e3 * (server.cpu() - before) / SUBMITTED)
+    server.request("POST", "/queue", {"clear": True})
+    server.request("POST", "/bench/release")
+    for peer in sockets:
+        peer.close()
+    empty, long = statistics.median(spent["empty"]), statistics.median(spent["long"])
+    what = f"POST /prompt of six nodes, {IN_FLIGHT} in flight, {SOCKETS} sockets, CPU per prompt"
+    return [
+        Figure(what, empty, "ms", 0.5),
+        Figure(f"the same at {DEEP} pending", long, "ms"),
+        Figure("the second to the first", long / empty, "x", 1.1),
+    ]
+
+
+def drain(peer: websocket.WebSocket) -> None:
+    """Read a socket until it is closed."""
+    with contextlib.suppress(websocket.WebSocketException, OSError):
+        while True:
+            peer.recv()
+
+
+async def post_many(port: int, count: int) -> None:
+    """Submit prompts that differ, IN_FLIGHT at a time."""
+    numbers = iter(range(count))
+
+    async def post(session: aiohttp.ClientSession) -> None:
+        for number in numbers:
+            graph = {**SIX_NODES, "1": {**SIX_NODES["1"], "inputs": {**SIX_NODES["1"]["inputs"], "color": number}}}
+            async with session.post(f"http://127.0.0.1:{port}/prompt", json={"prompt": graph}) as answer:
+                if answer.status != 200:
+                    raise RuntimeError(f"POST /prompt: {answer.status} {await answer.text()}")
+                await answer.read()
+
+    async with aiohttp.ClientSession() as session:
+        await asyncio.gather(*(post(session) for _ in range(IN_FLIGHT)))
+
+
 def progress(server: Server) -> list[Figure]:
     """What reports cost a node, and what of them arrives."""
     deaf = never_reads(server.port)
+    away = websocket.create_connection(f"ws://127.0.0.1:{server.port}/ws?clientId=bench-away&since=0", timeout=PATIENCE)
+    while json.loads(away.recv())["type"] != "snapshot":
+        pass
+    away.close()
     reader = websocket.create_connection(f"ws://127.0.0.1:{server.port}/ws?clientId=bench", timeout=PATIENCE)
     prompt_id = server.queue("BenchProgress", "bench", updates=UPDATES)
     last: dict[str, float] = {}
@@ -206,6 +286,7 @@ def progress(server: Server) -> list[Figure]:
         "bar": "ProgressBar.update",
         "registry": "update_progress of the registry",
         "event": "send_sync to all, one never reads",
+        "kept": "send_sync to one that is away and will ask",
     }
     figures = []
     for way, name in names.items():
@@ -310,7 +391,7 @@ def main() -> int:
         server = Server(base)
         try:
             server.wait_until_ready()
-            for measure in (progress, encodings, long_queue, lambda s: definitions(s, base)):
+            for measure in (submission, progress, encodings, long_queue, lambda s: definitions(s, base)):
                 figures += measure(server)
         finally:
             server.stop()

@@ -1,4 +1,4 @@
-"""A node pack for bench/server.py: prompts that wait, nodes that report, and a look at the server from inside."""
+"""A node pack for bench/protocol.py: prompts that wait, nodes that report, and a look at the server from inside."""
 
 from __future__ import annotations
 
@@ -10,17 +10,15 @@ import uuid
 
 from aiohttp import web
 
-import gateway.hub
+import gateway.events
 from comfy.interrupt import interrupt_current_processing
 from comfy.utils import ProgressBar
 from comfy_execution.progress import get_progress_state
 from comfy_execution.prompt_queue import ExecutionStatus
 from comfy_execution.utils import get_executing_context
-from routes.jobs import cancel
-from routes.queue import interrupt_running
 from server import PromptServer
 
-released = threading.Event()
+released = [threading.Event()]  # the one that the present BenchWait waits for
 
 
 class BenchWait:
@@ -35,7 +33,7 @@ class BenchWait:
         return {"required": {"number": ("INT", {"default": 0, "max": 1 << 30})}}
 
     def run(self, number):
-        released.wait()
+        released[0].wait()
         return {"ui": {"text": ["released"]}}
 
 
@@ -58,6 +56,7 @@ class BenchProgress:
             "bar": lambda value: bar.update(1),
             "registry": lambda value: registry.update_progress(node_id, value, updates),
             "event": lambda value: server.send_sync("bench.tick", {"value": value}),
+            "kept": lambda value: server.send_sync("bench.kept", {"value": value}, "bench-away"),
         }
         return {"ui": {"bench": [{"way": way, **spent(report, updates)} for way, report in ways.items()]}}
 
@@ -84,8 +83,9 @@ def entry(number: float, prompt: dict) -> tuple:
 
 @server.routes.post("/bench/release")
 async def release(request: web.Request) -> web.Response:
-    """Let BenchWait end."""
-    released.set()
+    """Let BenchWait end; the next one waits again."""
+    released[0].set()
+    released[0] = threading.Event()
     return web.Response()
 
 
@@ -127,8 +127,8 @@ async def operations(request: web.Request) -> web.Response:
     middle = pending[len(pending) // 2 :]
     measured = {
         "delete": measure(lambda ident: queue.delete_queue_items([ident]), middle[:count]),
-        "cancel": measure(lambda ident: cancel(server, "bench", ident), middle[count : 2 * count]),
-        "interrupt": measure(lambda ident: interrupt_running(server, "bench", ident), [running] * count),
+        "cancel": measure(lambda ident: queue.cancel([ident]), middle[count : 2 * count]),
+        "interrupt": measure(lambda ident: queue.interrupt(None, ident), [running] * count),
     }
     interrupt_current_processing(False)
     return web.json_response(measured)
@@ -137,18 +137,18 @@ async def operations(request: web.Request) -> web.Response:
 @server.routes.get("/bench/encodings")
 async def encodings(request: web.Request) -> web.Response:
     """How often an event sent to all connections is encoded."""
-    original, calls = gateway.hub.encode_event, 0
+    original, calls = gateway.events.encode_event, 0
 
     def counting(event, data):
         nonlocal calls
         calls += event == "bench.once"
         return original(event, data)
 
-    gateway.hub.encode_event = counting
+    gateway.events.encode_event = counting
     try:
         for number in range(100):
             server.send_sync("bench.once", {"number": number})
         await asyncio.sleep(0.2)
     finally:
-        gateway.hub.encode_event = original
+        gateway.events.encode_event = original
     return web.json_response({"per_event": calls / 100, "sockets": len(server.sockets)})
