@@ -75,6 +75,12 @@ class QueueEntry(tuple):
         other.json = b"[" + jsonbytes.encode(number) + self.json[self.json.index(b",") :]
         return other
 
+    def with_secrets(self, secrets: dict[str, Any]) -> QueueEntry:
+        """The same prompt with other secrets."""
+        other = super().__new__(QueueEntry, (*self[:_SHOWN], secrets))
+        other.__dict__.update(self.__dict__)
+        return other
+
     def shown(self) -> list[Any]:
         """The five elements that listings and the history show."""
         return list(self[:_SHOWN])

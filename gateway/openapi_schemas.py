@@ -259,6 +259,7 @@ _QUEUE: dict[str, Schema] = {
         {},
         {
             "inputs": {**mapping(OBJECT), "description": "Node id -> input -> other value; makes a new job"},
+            "extra_data": {**OBJECT, "description": "Only its private keys count: they are not stored"},
             "number": {"type": ["number", "string"]},
             "front": BOOLEAN,
         },

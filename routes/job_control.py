@@ -20,9 +20,11 @@ from routes.prompt import (
     PromptRefused,
     checked_graph,
     is_canonical_uuid,
+    private_keys,
     queue_number,
     refuse_if_stopping,
     refuse_when_full,
+    validate,
 )
 
 if TYPE_CHECKING:
@@ -134,6 +136,11 @@ def add_to(table: Table, server: PromptServer) -> None:
         if entry is None:
             raise Refused("what this job ran is no longer kept", 409)
         number = queue_number(body, server)
+        # Secrets are never stored: whoever runs a job again that needs some sends them again.
+        given = body.get("extra_data")
+        if given is not None and not isinstance(given, dict):
+            raise Refused(f"extra_data must be an object, not {json_type(given)}")
+        entry = entry.with_secrets({key: given[key] for key in private_keys(given, server)})
         if body.get("inputs"):
             return await run_changed(request, entry, number, body["inputs"])
         if job.state == "completed":
@@ -160,9 +167,9 @@ def add_to(table: Table, server: PromptServer) -> None:
 
     async def validated(ident: str, graph: dict[str, Any], targets: list[str]) -> tuple[list[str], dict[str, Any]]:
         """The outputs to run, and what is wrong with others. Refused (400) if nothing can run."""
-        import execution
-
-        valid, error, outputs, node_errors = await execution.validate_prompt(ident, graph, targets)
+        valid, error, outputs, node_errors = await validate(ident, graph, targets)
         if not valid:
-            raise PromptRefused(**error, node_errors=node_errors)
+            told = {"type": "invalid_prompt", "message": "the prompt cannot run"} | (error or {})
+            fields = {key: told[key] for key in ("type", "message", "details", "extra_info") if key in told}
+            raise PromptRefused(**fields, node_errors=node_errors)
         return outputs, node_errors

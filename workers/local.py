@@ -212,6 +212,7 @@ class PromptWorker:
     def _put_back(self, attempt: Attempt, reason: str, detail: str | None, behind: int) -> None:
         if self.queue.put_back(attempt.task_id, reason, detail, behind):
             log.warning("prompt %s is put back after attempt %d: %s", attempt.prompt_id, attempt.number, reason)
+            self.server.last_node_id = None  # or clients that connect now would be shown its node
             tell_put_back(self.server, attempt, reason, detail)
 
     def _announce_end(self, prompt_id: str) -> None:

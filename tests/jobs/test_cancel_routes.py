@@ -110,6 +110,41 @@ async def test_a_node_that_swallows_the_interrupt_changes_nothing(serving, monke
     assert (await server.history(ident))["outputs"].keys() <= {"2"}
 
 
+async def test_a_node_that_fails_because_it_is_stopped_was_stopped(serving, monkeypatch):
+    server = await serving()
+
+    def sulk(self, tag):
+        control_kit.gate.enter(tag)
+        control_kit.gate.open.wait(60)
+        raise RuntimeError("somebody disturbed me")
+
+    monkeypatch.setattr(control_kit.Deaf, "run", sulk)
+    ident = await server.submit(one("Deaf", "x"))
+    await server.entered()
+    await server.post("/interrupt")
+    control_kit.gate.open.set()
+    job = await server.over(ident)
+    assert (job.state, job.reason) == ("cancelled", "interrupted")
+
+
+async def test_an_interrupt_just_before_the_end_is_obeyed(serving, monkeypatch):
+    """All nodes have run, but nobody has been told that the job succeeded."""
+    server = await serving()
+    send = server.server.send_sync
+
+    def interrupt_on_output(event, data, sid=None):
+        send(event, data, sid)
+        if event == "executed":
+            assert server.queue.interrupt() == [data["prompt_id"]]
+
+    monkeypatch.setattr(server.server, "send_sync", interrupt_on_output)
+    ident = await server.submit(one("Note", "x"), client_id="c")
+    job = await server.over(ident)
+    assert (job.state, job.reason, job.by) == ("cancelled", "interrupted", None)
+    name, data = (await server.history(ident))["status"]["messages"][-1]
+    assert (name, data["node_id"], data["node_type"]) == ("execution_interrupted", "1", "Note")
+
+
 async def test_the_ledger_and_the_log_say_who_did_it(serving, caplog):
     server = await serving()
     caplog.set_level(logging.INFO)

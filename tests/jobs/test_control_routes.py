@@ -196,10 +196,27 @@ async def test_changed_inputs_make_a_new_job(serving):
     assert (await server.history(ident))["prompt"][2]["1"]["inputs"] == {"tag": "x"}
 
 
+async def test_secrets_are_sent_again(serving, monkeypatch):
+    server = await serving()
+    seen = []
+    hidden = {"hidden": {"key": "API_KEY_COMFY_ORG"}, "required": {"tag": ("*", {})}}
+    monkeypatch.setattr(control_kit.Note, "INPUT_TYPES", classmethod(lambda cls: hidden))
+    monkeypatch.setattr(control_kit.Note, "run", lambda self, tag, key=None: seen.append(key) or 1 / 0)
+    ident = await server.submit(one("Note", "x"), extra_data={"api_key_comfy_org": "first"})
+    await server.over(ident)
+    extra = {"extra_data": {"api_key_comfy_org": "second", "client_id": "ignored"}}
+    for body in (extra, {}):
+        assert (await server.post(f"/api/jobs/{ident}/retry", json=body))[0] == 200
+        await server.over(ident)
+    assert seen == ["first", "second", None]
+    assert "second" not in str((await server.get(f"/api/jobs/{ident}?full=true"))[1])
+
+
 @pytest.mark.parametrize(
     "body, status",
     [
         ([], 400),
+        ({"extra_data": 5}, 400),
         ({"inputs": 5}, 400),
         ({"inputs": {"9": {}}}, 400),
         ({"inputs": {"1": []}}, 400),
