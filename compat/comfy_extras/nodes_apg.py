@@ -1,5 +1,5 @@
 """Re-exports; see `nodes`."""
 
-from nodes.guidance import APG
+from nodes.projected_guidance import APG
 
 __all__ = ["APG"]

@@ -1,5 +1,5 @@
 """Re-exports; see `nodes`."""
 
-from nodes.guidance import DifferentialDiffusion
+from nodes.differential_diffusion import DifferentialDiffusion
 
 __all__ = ["DifferentialDiffusion"]

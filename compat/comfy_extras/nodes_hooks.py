@@ -11,13 +11,11 @@ from nodes.hook_conditioning import (
     PairConditioningSetPropertiesAndCombine,
     SetClipHooks,
 )
+from nodes.hook_keyframes import CreateHookKeyframe, CreateHookKeyframesFromFloats, CreateHookKeyframesInterpolated
 from nodes.hooks import (
     CombineHooks2,
     CombineHooks4,
     CombineHooks8,
-    CreateHookKeyframe,
-    CreateHookKeyframesFromFloats,
-    CreateHookKeyframesInterpolated,
     CreateHookLora,
     CreateHookLoraModelOnly,
     CreateHookModelAsLora,

@@ -12,7 +12,7 @@ import comfy.hooks
 import comfy.lora
 import folder_paths
 import nodes
-from nodes.hooks import KeyframeStrengthsError
+from nodes.hook_keyframes import KeyframeStrengthsError
 from tests.networks import checkpoints
 from tests.nodes.golden_format import Goldens, compare
 from tests.nodes.runner import GraphRunner

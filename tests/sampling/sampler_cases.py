@@ -12,7 +12,7 @@ from torch import Tensor
 
 import comfy.sample
 import comfy.samplers
-import nodes.guidance
+import nodes.differential_diffusion
 from comfy.k_diffusion import sampling as k_diffusion
 from comfy.sampling.solvers.er_sde import noise_scaler_for
 from comfy.sampling.solvers.euler import sample_euler_cfg_pp_alternative
@@ -58,7 +58,9 @@ def run(key: str) -> Outcome:
     kind = key.split("/")[0]
     patcher = toy.patcher("eps" if kind == "edge" else kind).clone()
     if "diffdiff" in key:
-        patcher = nodes.guidance.DifferentialDiffusion.execute(patcher, float(key.split("strength")[1])).args[0]
+        patcher = nodes.differential_diffusion.DifferentialDiffusion.execute(
+            patcher, float(key.split("strength")[1])
+        ).args[0]
     patcher.model.calls.clear()
     latent = latent_of(key, facts)
     no_noise = facts.get("disable_noise", False)

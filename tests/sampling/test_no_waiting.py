@@ -182,7 +182,7 @@ def test_no_guider_waits(name):
 
 
 def test_every_node_for_guidance_is_here():
-    modules = ("guidance", "guidance_methods", "perp_neg")
+    modules = ("guidance", "guidance_methods", "perp_neg", "projected_guidance", "differential_diffusion")
     known = {cls for module in modules for table in getattr(nodes, module).NODES.values() for cls in table}
     named = {nodes.NODE_CLASS_MAPPINGS[name] for name in [*METHODS, *GUIDERS, "DifferentialDiffusion"]}
     assert known <= named
