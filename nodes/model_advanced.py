@@ -36,28 +36,6 @@ class ModelComputeDtype:
         return (patched,)
 
 
-class ModelNoiseScale:
-    DESCRIPTION = "Scales the noise that a flow model starts from."
-    DISPLAY_NAME = "ModelNoiseScale"
-    CATEGORY = "model/patch"
-    RETURN_TYPES = ("MODEL",)
-    FUNCTION = "patch"
-
-    @classmethod
-    def INPUT_TYPES(cls):
-        scale = {"default": 1.0, "min": 0.0, "max": 64.0, "step": 0.01, "tooltip": "Standard deviation of the noise."}
-        return {"required": {"model": ("MODEL", {"tooltip": "Model to change."}), "noise_scale": ("FLOAT", scale)}}
-
-    def patch(self, model: Any, noise_scale: float) -> tuple[Any]:
-        import copy
-
-        patched = model.clone()
-        sampling = copy.copy(model.get_model_object("model_sampling"))
-        sampling.noise_scale = noise_scale
-        patched.add_object_patch("model_sampling", sampling)
-        return (patched,)
-
-
 class ModelAttentionBackend:
     DESCRIPTION = "Chooses the attention of a model; torch picks the fastest kernel there is."
     DISPLAY_NAME = "ModelAttentionBackend"
@@ -218,7 +196,7 @@ class LazyCache(io.ComfyNode):
 
 
 NODES = {
-    "comfy_extras.nodes_model_advanced": [ModelComputeDtype, ModelNoiseScale, ModelAttentionBackend],
+    "comfy_extras.nodes_model_advanced": [ModelComputeDtype, ModelAttentionBackend],
     "comfy_extras.nodes_rope": [ScaleROPE],
     "comfy_extras.nodes_torch_compile": [TorchCompileModel],
     "comfy_extras.nodes_easycache": [EasyCache, LazyCache],

@@ -1,5 +1,6 @@
 """Re-exports; see `nodes`."""
 
 from nodes.family_text import T5TokenizerOptions
+from nodes.llm_text import CLIPTextEncodeControlnet
 
-__all__ = ["T5TokenizerOptions"]
+__all__ = ["CLIPTextEncodeControlnet", "T5TokenizerOptions"]

@@ -3,6 +3,7 @@
 from comfy.model_sampling import LCM as LCM
 from comfy.model_sampling import ModelSamplingDiscreteDistilled as ModelSamplingDiscreteDistilled
 from comfy.sampling.sigma_tables import rescale_zero_terminal_snr_sigmas as rescale_zero_terminal_snr_sigmas
+from nodes.model_advanced import ModelAttentionBackend, ModelComputeDtype
 from nodes.model_parametrisation import (
     ModelSamplingContinuousEDM,
     ModelSamplingContinuousV,
@@ -19,6 +20,8 @@ from nodes.model_sampling import (
 
 __all__ = [
     "LCM",
+    "ModelAttentionBackend",
+    "ModelComputeDtype",
     "ModelNoiseScale",
     "ModelSamplingAuraFlow",
     "ModelSamplingContinuousEDM",

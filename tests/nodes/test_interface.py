@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -97,6 +98,17 @@ def test_every_family_is_there():
     missing = [name for name in nodes.CORE_FAMILIES + nodes.EXTRA_FAMILIES if f"nodes.{name}" not in sys.modules]
     assert not missing
     assert set(REFERENCE) >= registry.BUILT_IN_NAMES
+
+
+def test_no_node_is_there_twice():
+    """The later of two families would silently replace the earlier one's."""
+    owners: dict[str, list[str]] = {}
+    for family in nodes.CORE_FAMILIES + nodes.EXTRA_FAMILIES:
+        for classes in importlib.import_module(f"nodes.{family}").NODES.values():
+            for cls in classes:
+                name = cls.GET_SCHEMA().node_id if registry.is_v3(cls) else cls.__dict__.get("NODE_ID", cls.__name__)
+                owners.setdefault(name, []).append(family)
+    assert not {name: families for name, families in owners.items() if len(families) > 1}
 
 
 def test_core_classes_are_attributes_of_the_package():
