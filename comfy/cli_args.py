@@ -593,20 +593,13 @@ NO_EFFECT = {
     "fast_disk": "weights are memory-mapped, so the system's page cache decides",
     "disable_nvml_pressure": "memory of other processes is read from the driver's free figure only",
     "disable_manager_ui": "the manager is a separate package that patches its own host",
-    "vram_headroom": "models are loaded whole or by layer; --reserve-vram keeps memory free",
     "enable_dynamic_vram": "models are loaded whole or by layer, never weight by weight",
     "disable_dynamic_vram": "models are loaded whole or by layer anyway",
-    "disable_cuda_graphs": "no CUDA graphs are captured",
-    "async_offload": "weights move on the main stream",
-    "disable_async_offload": "weights move on the main stream anyway",
-    "disable_pinned_memory": "host memory is not page-locked",
     "use_sage_attention": "torch's fused attention is always used",
     "use_flash_attention": "torch's fused attention picks the flash kernel by itself",
     "dont_upcast_attention": "attention is only computed in float32 where a model family needs it",
     "enable_triton_backend": "no Triton kernels are part of this server",
     "disable_triton_backend": "no Triton kernels are part of this server",
-    "supports_fp8_compute": "float8 weights are cast as they are used",
-    "force_channels_last": "weights keep the layout of their file",
 }
 
 

@@ -296,9 +296,9 @@ def unet_manual_cast(
     return next((d for d in supported_dtypes if _runs_on(d, inference_device)), torch.float32)
 
 
-def text_encoder_dtype(device: torch.device | None = None) -> torch.dtype:
-    """The dtype text encoders are kept in when their file does not say."""
-    asked = _asked_for(
+def text_encoder_asked_dtype() -> torch.dtype | None:
+    """The dtype that a flag asks text encoders to be kept in."""
+    return _asked_for(
         (
             ("fp8_e4m3fn_text_enc", "float8_e4m3fn"),
             ("fp8_e5m2_text_enc", "float8_e5m2"),
@@ -307,6 +307,11 @@ def text_encoder_dtype(device: torch.device | None = None) -> torch.dtype:
             ("fp32_text_enc", "float32"),
         )
     )
+
+
+def text_encoder_dtype(device: torch.device | None = None) -> torch.dtype:
+    """The dtype text encoders are kept in when their file does not say."""
+    asked = text_encoder_asked_dtype()
     if asked is not None:
         return asked
     return torch.float32 if is_device_cpu(device) else torch.float16

@@ -22,6 +22,7 @@ import comfy.utils
 from comfy import patcher_extension
 from comfy.model_sampling import ModelType, model_sampling
 from comfy.patcher_extension import WrapperExecutor, WrappersMP
+from comfy.scaled_weights import is_scaled, place_scales, to_dtype
 from comfy.weights import source_of
 
 __all__ = ["BaseModel", "MissingConditioning", "ModelType", "WeightsMismatch", "model_sampling"]
@@ -96,7 +97,8 @@ class BaseModel(nn.Module):
         dtype = unet_config.get("dtype")
         operations = self.model_config.custom_operations
         if operations is None:
-            operations = comfy.ops.pick_operations(dtype, self.manual_cast_dtype)
+            device_to = self.model_config.load_device
+            operations = comfy.ops.pick_operations(dtype, self.manual_cast_dtype, device_to)
         if network is not None:
             return network(**unet_config, device=device, operations=operations)
         module, config = self.model_config.network
@@ -309,7 +311,12 @@ def _in_dtypes_of(network: nn.Module, sd: dict[str, Tensor], model_config: Any) 
     keep_mixed = model_config.manual_cast_dtype is not None and not model_config.convert_weights
     if keep_mixed:
         return sd
-    return {k: v.to(dtype) if v.is_floating_point() else v for k, v in sd.items()}
+    # Of float8 only matrices: norms, biases and scales would lose too much for what they save.
+    least = 2 if dtype.itemsize == 1 else 0
+    return {
+        k: to_dtype(v, dtype) if v.is_floating_point() and v.ndim >= least and not is_scaled(sd, k) else v
+        for k, v in sd.items()
+    }
 
 
 def load_assigned(module: nn.Module, sd: Mapping[str, Tensor], name: str, assign: bool = True) -> list[str]:
@@ -318,6 +325,7 @@ def load_assigned(module: nn.Module, sd: Mapping[str, Tensor], name: str, assign
 
     Raises WeightsMismatch for missing tensors or other shapes.
     """
+    sd = place_scales(module, sd)
     module.weights_file = getattr(module, "weights_file", None) or source_of(sd.values())
     # Before loading: an assigned tensor takes over whether its predecessor wanted a gradient.
     module.requires_grad_(False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from comfy.acceleration import apply_flags, supports_fp8_compute
 from comfy.cli_args import args
 from comfy.devices import (
     FLOAT8_DTYPES,
@@ -53,6 +54,7 @@ from comfy.devices import (
     soft_empty_cache,
     supports_cast,
     synchronize,
+    text_encoder_asked_dtype,
     text_encoder_device,
     text_encoder_dtype,
     text_encoder_initial_device,
@@ -145,7 +147,9 @@ __all__ = [
     "should_use_fp16",
     "soft_empty_cache",
     "supports_cast",
+    "supports_fp8_compute",
     "synchronize",
+    "text_encoder_asked_dtype",
     "text_encoder_device",
     "text_encoder_dtype",
     "text_encoder_initial_device",
@@ -194,3 +198,6 @@ def cast_to_device(
 ) -> torch.Tensor:
     """`tensor` on a device in a dtype."""
     return cast_to(tensor, dtype, device, non_blocking=device_supports_non_blocking(device), copy=copy)
+
+
+apply_flags()

@@ -18,12 +18,14 @@ from torch import Tensor, nn
 import comfy.model_management
 import comfy.state_dicts
 import comfy.weight_patches
+from comfy.cli_args import args
 from comfy.device_memory import memory_of
 from comfy.model_options import OptionSetters, create_model_options_clone, set_model_options_patch_replace
 from comfy.patcher_attachments import Attachments
 from comfy.patcher_extension import CallbacksMP
 from comfy.patcher_hooks import HookedWeights
 from comfy.placement import Placement
+from comfy.scaled_weights import scale_for, scale_key, to_dtype, weight_key
 
 __all__ = [
     "CoreModelPatcher",
@@ -217,7 +219,24 @@ class ModelPatcher(OptionSetters, Attachments, HookedWeights):
         if device is not None and device != weight.device:
             weight = weight.to(device=device)  # first the copy, which is small, then the cast
         work = weight.to(dtype=PATCH_DTYPE, copy=True)
-        return self.calculate_weight(self.patches[key], work, key).to(weight.dtype)
+        scale = self._original_scale(key)
+        values = self.calculate_weight(self.patches[key], work if scale is None else work * scale.to(work), key)
+        return to_dtype(values if scale is None else values / scale.to(values), weight.dtype)
+
+    def _original_scale(self, key: str) -> Tensor | None:
+        """The scale that a weight's file gives it; None for weights without one."""
+        scale = scale_for(self.model, key)
+        return None if scale is None else self.backup.get(scale_key(key), scale)
+
+    def _patched_to_a_new_scale(self, key: str, weight: Tensor) -> Tensor:
+        """As `_patched_weight` for a scaled weight; the layer gets a scale at which the largest patched value fits."""
+        scale = self._original_scale(key)
+        work = weight.to(dtype=PATCH_DTYPE, copy=True)
+        values = self.calculate_weight(self.patches[key], work * scale.to(work), key)
+        fitting = torch.maximum(scale.to(values), values.abs().max() / torch.finfo(weight.dtype).max)
+        self.backup.setdefault(scale_key(key), scale)
+        comfy.state_dicts.set_attr(self.model, scale_key(key), fitting.to(scale_for(self.model, key)))
+        return to_dtype(values / fitting, weight.dtype)
 
     def patch_weight_to_device(
         self,
@@ -244,7 +263,10 @@ class ModelPatcher(OptionSetters, Attachments, HookedWeights):
             if key in self.backup or not place.holds(key, weight):
                 source = place.copied(original)
             compute_on = None  # the source is on the device
-        patched = self._patched_weight(key, source, compute_on)
+        if source.dtype.itemsize == 1 and self._original_scale(key) is not None:
+            patched = self._patched_to_a_new_scale(key, source)
+        else:
+            patched = self._patched_weight(key, source, compute_on)
         inplace = (self.weight_inplace_update or inplace_update) and weight.shape == patched.shape
         if key not in self.backup:
             # A weight written to in place needs a copy kept; otherwise the old tensor itself can wait.
@@ -327,6 +349,10 @@ class ModelPatcher(OptionSetters, Attachments, HookedWeights):
         as_wanted = model.current_weight_patches_uuid == self.patches_uuid and not force_patch_weights
         if as_wanted and place.complete and budget is None:
             return
+        if args.force_channels_last and not model.__dict__.get("is_channels_last"):
+            place.leave(model)
+            model.to(memory_format=torch.channels_last)
+            model.is_channels_last = True
         plan = place.plan(model, budget)
         if not as_wanted:
             self._update_patches(place, force_patch_weights)
@@ -342,7 +368,7 @@ class ModelPatcher(OptionSetters, Attachments, HookedWeights):
         patches are the same stay as they are."""
         model = self.model
         applied = applied_patches(model)
-        gone = [key for key in self.backup if key not in self.patches]
+        gone = [key for key in self.backup if weight_key(key) not in self.patches]
         _restore_weights(model, self.backup, gone)
         place.counters.restores += len(gone)
         for key, entries in self.patches.items():

@@ -23,6 +23,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from comfy.acceleration import fp8_linear, uses_fp8_products
+from comfy.scaled_weights import INPUT_SCALE, SCALE
+
 if TYPE_CHECKING:
     from comfy.streaming import Streamer
 
@@ -61,6 +64,9 @@ def cast_bias_weight(
     if streamer is not None:
         weight, bias = streamer.fetch(layer)
     weight = cast_to(weight, dtype, device) if weight is not None else None
+    scale = layer._buffers.get(SCALE)
+    if scale is not None:
+        weight = weight * cast_to(scale, dtype, device)
     bias = cast_to(bias, bias_dtype or dtype, device) if bias is not None else None
     for function in layer.weight_function:
         weight = function(weight)
@@ -219,6 +225,20 @@ def _conv_transpose(layer, function, input: Tensor, output_size: list[int] | Non
     return function(input, weight, bias, layer.stride, layer.padding, padding, layer.groups, layer.dilation)
 
 
+class fp8_matrix_products(manual_cast):
+    """As `manual_cast`, but products of matrices are computed in float8 where that is possible."""
+
+    class Linear(manual_cast.Linear):
+        def forward_comfy_cast_weights(self, input: Tensor) -> Tensor:
+            if not self.weight_function and not self.bias_function:
+                streamer = self.streamer
+                weight, bias = streamer.fetch(self) if streamer is not None else (self.weight, self.bias)
+                out = fp8_linear(input, weight, bias, self._buffers.get(SCALE), self._buffers.get(INPUT_SCALE))
+                if out is not None:
+                    return out
+            return super().forward_comfy_cast_weights(input)
+
+
 def pick_operations(
     weight_dtype: torch.dtype | None,
     compute_dtype: torch.dtype | None,
@@ -226,6 +246,8 @@ def pick_operations(
 ) -> type[disable_weight_init]:
     """The layer family for weights resting in `weight_dtype` and computing in `compute_dtype` (None: the
     same)."""
+    if uses_fp8_products(weight_dtype, load_device):
+        return fp8_matrix_products
     if compute_dtype is None or weight_dtype == compute_dtype:
         return disable_weight_init
     return manual_cast

@@ -248,6 +248,7 @@ def _diffusion_model(
     )
     model_config.set_inference_dtype(dtype, management.unet_manual_cast(dtype, load_device, supported))
     model_config.convert_weights = dtype != file_dtype
+    model_config.load_device = torch.device(load_device)
     if "custom_operations" in options:
         model_config.custom_operations = options["custom_operations"]
     model = model_config.get_model(sd, prefix, device="meta")

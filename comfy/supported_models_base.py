@@ -60,6 +60,8 @@ class BASE:
 
     manual_cast_dtype: torch.dtype | None = None
     custom_operations: Any = None
+    # Where it is going to run, if that is known.
+    load_device: torch.device | None = None
     # Whether all weights are brought to one dtype on loading (a flag asked for it).
     convert_weights: bool = False
 

@@ -13,6 +13,7 @@ import comfy.ops
 import comfy.utils
 from comfy.model_base import load_assigned
 from comfy.model_patcher import ModelPatcher
+from comfy.scaled_weights import SCALE, to_dtype
 
 if TYPE_CHECKING:
     from comfy.hooks import HookGroup
@@ -46,9 +47,7 @@ class CLIP:
         sd = dict(state_dict or {})
         load_device = options.get("load_device", comfy.model_management.text_encoder_device())
         offload_device = options.get("offload_device", comfy.model_management.text_encoder_offload_device())
-        asked_dtype = options.get("dtype")
-        if asked_dtype is not None:
-            sd = {k: v.to(asked_dtype) if v.is_floating_point() else v for k, v in sd.items()}
+        sd = _in_dtype(sd, options.get("dtype"), torch.device(load_device))
         dtype = comfy.utils.weight_dtype(sd)
         operations = options.get("custom_operations", comfy.ops.manual_cast)
         with torch.inference_mode(False):
@@ -206,3 +205,23 @@ class CLIP:
     def get_sd(self) -> dict[str, Tensor]:
         """The encoder's tensors, patches applied."""
         return self.patcher._patched_state_dict()
+
+
+def _in_dtype(sd: dict[str, Tensor], asked: torch.dtype | None, device: torch.device) -> dict[str, Tensor]:
+    """The encoder's tensors in the dtype they are to rest in: `asked`, else what a flag says; else as in the file, but
+    not in float32 where the device's own choice is smaller. Every layer casts as it computes."""
+    management = comfy.model_management
+    dtype = asked or management.text_encoder_asked_dtype()
+    if dtype is None:
+        own = management.text_encoder_dtype(device)
+        if comfy.utils.weight_dtype(sd) != torch.float32 or own == torch.float32:
+            return sd
+        dtype = own
+    eight_bits = dtype in management.FLOAT8_DTYPES
+
+    def wanted(name: str, tensor: Tensor) -> bool:
+        # Of float8 only matrices: norms and biases would lose too much for what they save.
+        small = eight_bits and tensor.ndim < 2
+        return tensor.is_floating_point() and not small and not name.endswith((SCALE, "weight_scale"))
+
+    return {name: to_dtype(tensor, dtype) if wanted(name, tensor) else tensor for name, tensor in sd.items()}
