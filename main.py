@@ -113,6 +113,7 @@ async def serve() -> int:
     import execution
     import workers.drain
     import workers.local
+    import workers.lookahead
     import workers.watchdog
     from assets.database import DatabaseUnavailable
     from jobs.limits import time_limit
@@ -177,6 +178,8 @@ async def serve() -> int:
         return EXIT_FAILED
     worker.start()
     server.watchdog.start()
+    lookahead = workers.lookahead.Lookahead(queue)
+    lookahead.start()
     threading.Thread(target=load_nodes, args=(server,), name="load-nodes", daemon=True).start()
     if args.auto_launch:
         threading.Thread(target=open_browser, daemon=True).start()
@@ -190,6 +193,7 @@ async def serve() -> int:
         ).start()
     status = await server.stop_requested
     server.watchdog.stop()
+    lookahead.stop()
     await workers.drain.drain(queue, worker, args.drain_seconds, hurry)
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(server.jobs.stored(), STORE_SECONDS)

@@ -427,6 +427,12 @@ def _add_device_flags(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="take models off the GPU after so long without a prompt (0: never)",
     )
+    dev.add_argument(
+        "--prefetch",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="read the weight files of the next prompt while one runs (default: if models run on a GPU)",
+    )
     dev.add_argument("--disable-pinned-memory", action="store_true", help="no page-locked host memory")
     dev.add_argument("--force-non-blocking", action="store_true", help="never wait for host to device copies")
     dev.add_argument("--mmap-torch-files", action="store_true", help="memory-map ckpt and pt files")

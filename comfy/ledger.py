@@ -146,6 +146,11 @@ def totals() -> Counters:
     return sum((ledger.counters for ledger in ledgers()), files + Counters())
 
 
+def files_in_memory() -> set[str]:
+    """The files whose models are alive, on a device or on the host."""
+    return {record.file for ledger in ledgers() for record in ledger.models() if record.file is not None}
+
+
 def name_of(model: torch.nn.Module) -> str:
     """What a model is called in reports: its class, and the network's where the class says little."""
     network = getattr(model, "diffusion_model", None)

@@ -71,6 +71,12 @@ class Line:
         heapq.heappush(self._heap, waiting)
         self.size += len(waiting.entry.json)
 
+    def first(self) -> Waiting | None:
+        """The first, which stays; None if nobody waits."""
+        while self._heap and self._heap[0].gone:
+            heapq.heappop(self._heap)
+        return self._heap[0] if self._heap else None
+
     def take(self) -> Waiting:
         """Remove the first. Raises IndexError if nobody waits."""
         waiting = heapq.heappop(self._heap)

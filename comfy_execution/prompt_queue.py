@@ -129,6 +129,12 @@ class PromptQueue(QueueControl):
         with self.mutex:
             return [waiting.entry for waiting in self._line.in_order()]
 
+    def next_entry(self) -> QueueEntry | None:
+        """The pending entry that will run first; None if there is none."""
+        with self.mutex:
+            waiting = self._line.first()
+            return None if waiting is None else waiting.entry
+
     def put(self, item: Iterable[Any], place: float | None = None) -> QueueEntry:
         """Add `(number, prompt_id, prompt, extra_data, outputs_to_execute[, secrets])`.
 
