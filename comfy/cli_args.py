@@ -37,6 +37,7 @@ class PerformanceFeature(enum.Enum):
     Fp8MatrixMultiplication = "fp8_matrix_mult"
     CublasOps = "cublas_ops"
     AutoTune = "autotune"
+    Compile = "compile"
 
 
 class EnumAction(argparse.Action):
