@@ -157,6 +157,9 @@ async def serve() -> int:
 
         worker.on_end.append(FinishedFiles(store()).prompt_ended)
 
+    janitor = file_janitor()
+    janitor.start()
+
     def stop(status: int = EXIT_OK) -> None:
         if not server.stop_requested.done():
             server.retry_after = math.ceil(args.drain_seconds) + RESTART_SECONDS
@@ -192,6 +195,7 @@ async def serve() -> int:
             target=lambda: (server.wait_nodes_ready(), loop.call_soon_threadsafe(stop)), daemon=True
         ).start()
     status = await server.stop_requested
+    janitor.stop()
     server.watchdog.stop()
     lookahead.stop()
     await workers.drain.drain(queue, worker, args.drain_seconds, hurry)
@@ -221,6 +225,19 @@ def leave(status: int) -> None:
     sys.stderr.flush()
     logging.shutdown()
     os._exit(status)
+
+
+def file_janitor():
+    """Who keeps the output and temp folders within the limits of the command line."""
+    import assets
+    from gateway.file_retention import Janitor, Limits
+
+    given = {
+        folder_paths.get_output_directory(): args.keep_output,
+        folder_paths.get_temp_directory(): args.keep_temp,
+    }
+    folders = {folder: Limits.read(text) for folder, text in given.items() if text is not None}
+    return Janitor(folders, lambda path: assets.enabled() and assets.store().forget_path(path))
 
 
 def address_url() -> str:

@@ -102,6 +102,13 @@ def _retention(text: str) -> str:
     return text.strip().lower()
 
 
+def _file_limits(text: str) -> str:
+    for part in text.split(","):
+        if not re.fullmatch(r"\s*\d+(\.\d+)?\s*(m|h|d|w|mb|gb|tb)\s*", part, re.IGNORECASE):
+            raise argparse.ArgumentTypeError(f"{text!r} is no age (12h, 30d), no size (500MB, 20GB), nor both")
+    return text
+
+
 def _base_path(text: str) -> str:
     path = "/" + text.strip("/") if text.strip("/") else ""
     if not re.fullmatch(r"(/[A-Za-z0-9._~-]+)*", path) or "/." in path:
@@ -307,6 +314,14 @@ def _add_protection_flags(parser: argparse.ArgumentParser) -> None:
         metavar="KEY",
         help="keys of a prompt's extra_data that nodes see but no answer shows; may hold * (example: *_key *token*)",
     )
+    for folder, about in (("output", "saved files"), ("temp", "previews")):
+        limits.add_argument(
+            f"--keep-{folder}",
+            type=_file_limits,
+            default=None,
+            metavar="AGE,SIZE",
+            help=f"delete {about} beyond these limits, the oldest first (example: 30d,20GB; off)",
+        )
     limits.add_argument(
         "--follow-links",
         action="store_true",

@@ -182,6 +182,17 @@ async def test_feature_flags_answer_and_odd_frames(running):
         await events(ws, "end")
 
 
+async def test_later_feature_flags_count_though_they_are_not_answered(running):
+    async with running.ws("me") as ws:
+        await ws.receive_json()
+        await ws.send_json({"type": "hello"})
+        await ws.send_json({"type": "feature_flags", "data": {"supports_preview_metadata": True}})
+        await eventually(lambda: running.server.sockets_metadata["me"]["feature_flags"])
+        assert running.server.sockets_metadata["me"]["feature_flags"] == {"supports_preview_metadata": True}
+        running.server.send_sync("end", {})
+        assert [e["type"] for e in await events(ws, "end")] == ["end"]
+
+
 async def test_text_goes_to_the_running_prompts_client_only(running):
     async with running.ws("a") as a, running.ws("b") as b:
         running.server.client_id = "a"
