@@ -15,7 +15,7 @@ ENDED = ("completed", "failed", "cancelled")
 
 
 def listed(life, query, full=False):
-    answer = json.loads(pages.by_offset(life.ledger, query, full))
+    answer = json.loads(pages.by_offset(life.ledger, query, {} if full else None))
     return [job["id"] for job in answer["jobs"]], answer["pagination"]
 
 
@@ -153,7 +153,7 @@ def test_listed_jobs_tell_their_attempts_where_there_is_something_to_tell(live):
     _, task_id = life.take()
 
     def one(prompt_id, full=False):
-        answer = json.loads(pages.by_offset(life.ledger, Query(STATES), full))
+        answer = json.loads(pages.by_offset(life.ledger, Query(STATES), {} if full else None))
         return next(job for job in answer["jobs"] if job["id"] == prompt_id)
 
     plain = {"id", "status", "priority", "create_time", "outputs_count", "previewable_outputs_count"}
