@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from comfy.vae import autoencoder_flux2, autoencoder_kl, diffusers_layout, taesd
+from comfy.vae import autoencoder_flux2, autoencoder_kl, autoencoder_wan, diffusers_layout, diffusers_wan, taesd
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,8 @@ class Autoencoder:
     latent_channels: int
     downscale: int
     output_channels: int = 3
+    # Frames per latent frame behind the first one, for videos; None for pictures.
+    time_downscale: int | None = None
 
 
 class PixelSpace(nn.Module):
@@ -86,10 +88,25 @@ def detect_taesd(sd: Mapping[str, Tensor]) -> Autoencoder | None:
     return Autoencoder(build, weights, config.latent_channels, config.downscale)
 
 
+def detect_wan(sd: Mapping[str, Tensor]) -> Autoencoder | None:
+    """Wan 2.1's, which Qwen-Image uses, too."""
+    if diffusers_wan.MARK in sd:
+        sd = diffusers_wan.to_own_layout(sd)
+    if "decoder.middle.0.residual.0.gamma" not in sd or "encoder.downsamples.0.residual.2.weight" not in sd:
+        return None
+    config = autoencoder_wan.config_from_state_dict(sd)
+
+    def build(**kwargs: Any) -> nn.Module:
+        return autoencoder_wan.WanAutoencoder(config, **kwargs)
+
+    return Autoencoder(build, sd, config.z_dim, config.downscale, time_downscale=config.time_downscale)
+
+
 detectors: list[Callable[[Mapping[str, Tensor]], Autoencoder | None]] = [
     detect_pixel_space,
     detect_kl,
     detect_taesd,
+    detect_wan,
 ]
 
 

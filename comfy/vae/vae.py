@@ -60,6 +60,7 @@ class VAE:
         self.patcher: ModelPatcher | None = None
         self.latent_channels = 4
         self.latent_dim = 2
+        self.time_downscale: int | None = None
         self.output_channels = 3
         self.downscale_ratio = self.upscale_ratio = 8
         self.working_dtypes = [torch.bfloat16, torch.float32]
@@ -83,6 +84,8 @@ class VAE:
         self.first_stage_model = net.eval()
         self.latent_channels = found.latent_channels
         self.output_channels = found.output_channels
+        self.time_downscale = found.time_downscale
+        self.latent_dim = 2 if found.time_downscale is None else 3
         self.downscale_ratio = self.upscale_ratio = found.downscale
         self.patcher = ModelPatcher(net, self.device, comfy.model_management.vae_offload_device())
 
@@ -102,15 +105,15 @@ class VAE:
 
     def temporal_compression_decode(self) -> int | None:
         """Frames per latent frame; None for pictures."""
-        return None
+        return self.time_downscale
 
     def memory_used_encode(self, shape: torch.Size, dtype: torch.dtype) -> int:
-        """Bytes for encoding pictures of shape [batch, channels, height, width], one at a time."""
+        """Bytes for encoding pictures of shape [batch, channels, height, width], or videos, one at a time."""
         return ENCODE_BYTES_PER_PIXEL * math.prod(shape[2:]) * comfy.model_management.dtype_size(dtype)
 
     def memory_used_decode(self, shape: torch.Size, dtype: torch.dtype) -> int:
-        """Bytes for decoding latents of shape [batch, channels, height, width], one at a time."""
-        pixels = math.prod(shape[2:]) * self.upscale_ratio**2
+        """Bytes for decoding latents of shape [batch, channels, height, width], or of videos, one at a time."""
+        pixels = math.prod(shape[2:]) * self.upscale_ratio**2 * (self.time_downscale or 1)
         return DECODE_BYTES_PER_PIXEL * pixels * comfy.model_management.dtype_size(dtype)
 
     def is_dynamic(self) -> bool:
@@ -125,7 +128,7 @@ class VAE:
         """Cut pictures [batch, height, width, channels] to whole latent cells, centred, and to the channels
         used."""
         pixels = pixels[..., : self.output_channels]
-        for dim in range(1, pixels.ndim - 1):
+        for dim in (pixels.ndim - 3, pixels.ndim - 2):
             rest = pixels.shape[dim] % self.downscale_ratio
             pixels = pixels.narrow(dim, rest // 2, pixels.shape[dim] - rest)
         return pixels
@@ -133,8 +136,8 @@ class VAE:
     # --- decoding
 
     def decode(self, samples_in: Tensor, vae_options: Mapping[str, Any] | None = None) -> Tensor:
-        """Pictures [batch, height, width, channels] in 0..1, float32, from latents [batch, channels, h, w];
-        in tiles when memory runs out."""
+        """Pictures [batch, height, width, channels] in 0..1, float32, from latents [batch, channels, h, w], or videos
+        [batch, frames, height, width, channels] from latents with frames; in tiles when memory runs out."""
         self.throw_exception_if_invalid()
         per_item = self.memory_used_decode(samples_in.shape, self.vae_dtype)
         batch = self._load(per_item * samples_in.shape[0], per_item)
@@ -164,7 +167,7 @@ class VAE:
         self.throw_exception_if_invalid()
         tile_x, tile_y = tile_x or DECODE_TILE, tile_y or DECODE_TILE
         overlap = DECODE_OVERLAP if overlap is None else overlap
-        tile = torch.Size((1, self.latent_channels, min(tile_y, samples.shape[2]), min(tile_x, samples.shape[3])))
+        tile = torch.Size((*samples.shape[:-2], min(tile_y, samples.shape[-2]), min(tile_x, samples.shape[-1])))
         self._load(self.memory_used_decode(tile, self.vae_dtype))
         return self._decode_tiled(samples, tile_x, tile_y, overlap).movedim(1, -1)
 
@@ -182,10 +185,11 @@ class VAE:
     # --- encoding
 
     def encode(self, pixel_samples: Tensor) -> Tensor:
-        """Latents [batch, channels, h, w], float32, of pictures [batch, height, width, channels] in 0..1; in
-        tiles when memory runs out."""
+        """Latents [batch, channels, h, w], float32, of pictures [batch, height, width, channels] in 0..1; in tiles when
+        memory runs out. For an autoencoder of videos the pictures are the frames of one, or they are [batch, frames,
+        height, width, channels]; its latents have frames."""
         self.throw_exception_if_invalid()
-        pixels = self.vae_encode_crop_pixels(pixel_samples).movedim(-1, 1)
+        pixels = self._channels_first(pixel_samples)
         per_item = self.memory_used_encode(pixels.shape, self.vae_dtype)
         batch = self._load(per_item * pixels.shape[0], per_item)
         try:
@@ -207,12 +211,20 @@ class VAE:
     ) -> Tensor:
         """As `encode`, in tiles of tile_x x tile_y pixels."""
         self.throw_exception_if_invalid()
-        pixels = self.vae_encode_crop_pixels(pixel_samples).movedim(-1, 1)
+        pixels = self._channels_first(pixel_samples)
         tile_x, tile_y = tile_x or ENCODE_TILE, tile_y or ENCODE_TILE
         overlap = ENCODE_OVERLAP if overlap is None else overlap
-        tile = torch.Size((1, self.output_channels, min(tile_y, pixels.shape[2]), min(tile_x, pixels.shape[3])))
+        tile = torch.Size((*pixels.shape[:-2], min(tile_y, pixels.shape[-2]), min(tile_x, pixels.shape[-1])))
         self._load(self.memory_used_encode(tile, self.vae_dtype))
         return self._encode_tiled(pixels, tile_x, tile_y, overlap)
+
+    def _channels_first(self, pixel_samples: Tensor) -> Tensor:
+        """Whole cells of the pictures [batch, channels, (frames,) height, width]."""
+        if self.latent_dim == 3 and pixel_samples.ndim == 4:
+            pixel_samples = pixel_samples.unsqueeze(0)
+        if self.latent_dim == 2 and pixel_samples.ndim == 5:
+            pixel_samples = pixel_samples.flatten(0, 1)
+        return self.vae_encode_crop_pixels(pixel_samples).movedim(-1, 1)
 
     def _encode(self, pixels: Tensor) -> Tensor:
         pixels = self.process_input(pixels).to(device=self.device, dtype=self.vae_dtype)
@@ -245,7 +257,9 @@ class VAE:
         out_channels: int,
     ) -> Tensor:
         """Mean of three tilings with tiles of different shape, so that no seam is in the same place in
-        all."""
+        all. Videos are tiled once, with all their frames."""
+        if samples.ndim == 5:
+            return self._video_tiles(samples, function, tile_x, tile_y, overlap, scale, out_channels)
         height, width = samples.shape[2:]
         shapes = [(tile_x // 2, tile_y * 2), (tile_x * 2, tile_y // 2), (tile_x, tile_y)]
         tiles = sum(comfy.utils.get_tiled_scale_steps(width, height, x, y, overlap) for x, y in shapes)
@@ -265,3 +279,30 @@ class VAE:
             )
             total = result if total is None else total.add_(result)
         return total / len(shapes)
+
+    def _video_tiles(
+        self,
+        samples: Tensor,
+        function: Callable[[Tensor], Tensor],
+        tile_x: int,
+        tile_y: int,
+        overlap: int,
+        scale: float,
+        out_channels: int,
+    ) -> Tensor:
+        step = self.time_downscale or 1
+
+        def frames(count: int) -> int:
+            return 1 + (count - 1) * step if scale >= 1 else 1 + (count - 1) // step
+
+        return comfy.utils.tiled_scale_multidim(
+            samples,
+            function,
+            tile=(samples.shape[2], tile_y, tile_x),
+            overlap=(0, overlap, overlap),
+            upscale_amount=(frames, scale, scale),
+            # All frames are in one tile, which begins at the first.
+            index_formulas=(lambda start: 0, scale, scale),
+            out_channels=out_channels,
+            output_device=self.output_device,
+        )
