@@ -428,12 +428,20 @@ def filter_files_content_types(
     files: list[str], content_types: list[Literal["image", "video", "audio", "model"]]
 ) -> list[str]:
     """The names whose extension stands for one of these kinds of content, in the given order."""
-
-    def kind(name: str) -> str:
+    kinds: dict[str, str] = {}  # by extension: folders hold thousands of files and few extensions
+    found = []
+    for name in files:
         extension = os.path.splitext(name)[-1].lower()
-        return _CONTENT_TYPES.get(extension) or (mimetypes.guess_type(name)[0] or "").split("/")[0]
+        kind = kinds.get(extension)
+        if kind is None or extension in mimetypes.encodings_map:  # `a.svg.gz`: the extension before it counts, too
+            kind = _CONTENT_TYPES.get(extension) or (mimetypes.guess_type(name)[0] or "").split("/")[0]
+            kinds[extension] = kind
+        if kind in content_types:
+            found.append(name)
+    return found
 
-    return [name for name in files if kind(name) in content_types]
+
+SLOW_LISTING_SECONDS = 0.01
 
 
 class _TopFilesCache:
@@ -441,13 +449,24 @@ class _TopFilesCache:
 
     def __init__(self):
         self._lists: dict[tuple[str, str], tuple[int, list[str]]] = {}
+        self._slow: set[tuple[str, str]] = set()  # those whose last listing took long
+
+    def would_take_long(self) -> bool:
+        """Whether a folder that takes long to list would have to be listed again."""
+        return any(self._listed(folder, kind) is None for folder, kind in list(self._slow))
+
+    def _listed(self, folder: str, kind: str) -> list[str] | None:
+        """The files as they were listed, if nothing can have changed since."""
+        cached = self._lists.get((folder, kind))
+        return cached[1] if cached is not None and cached[0] == os.stat(folder).st_mtime_ns else None
 
     def get(self, folder: str, kind: str) -> list[str]:
+        started = time.monotonic()
         try:
+            cached = self._listed(folder, kind)
+            if cached is not None:
+                return cached
             modified = os.stat(folder).st_mtime_ns
-            cached = self._lists.get((folder, kind))
-            if cached is not None and cached[0] == modified:
-                return cached[1]
             asked_at = time.time_ns()
             with os.scandir(folder) as entries:
                 found = list(entries)
@@ -460,6 +479,10 @@ class _TopFilesCache:
         # leads to may come and go without any change of the folder.
         if asked_at - modified > 1_000_000_000 and not any(entry.is_symlink() for entry in found):
             self._lists[folder, kind] = (modified, names)
+        if time.monotonic() - started >= SLOW_LISTING_SECONDS:
+            self._slow.add((folder, kind))
+        else:
+            self._slow.discard((folder, kind))
         return names
 
 
@@ -472,6 +495,14 @@ def get_top_files(folder: str, kind: str) -> list[str]:
     kind: "image", "video", "audio" or "model", or an extension with its dot.
     """
     return list(_top_files.get(folder, kind))
+
+
+def listing_would_take_long() -> bool:
+    """Whether asking nodes for their inputs now lists a folder so full that no event loop should wait for it."""
+    try:
+        return _top_files.would_take_long()
+    except OSError:  # a folder has gone, so there is nothing to list
+        return False
 
 
 # --- saving ---------------------------------------------------------------------------------------

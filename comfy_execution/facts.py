@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 from comfy_execution.graph import NodeNotFoundError
+
+log = logging.getLogger(__name__)
 
 
 class DeclaredInput(NamedTuple):
@@ -166,6 +169,14 @@ class FactsBook:
     def knows(self, class_type: object) -> bool:
         """Whether a class of this name is registered."""
         return isinstance(class_type, str) and class_type in self._classes
+
+    def look_up(self, class_types: Iterable[str]) -> None:
+        """Ask these classes for their inputs, so that it need not be done later; those that raise are left for then."""
+        for class_type in class_types:
+            try:
+                self[class_type].inputs({})
+            except Exception:
+                log.debug("inputs of %s cannot be told yet", class_type, exc_info=True)
 
     def any_intermediate_output(self) -> bool:
         """Whether any class asked for so far shows results of nodes that nobody asked for."""

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import folder_paths
 from comfy_execution import node_check
 from comfy_execution.facts import FactsBook, InputSpec, NodeFacts
 from comfy_execution.problems import InputRef, cycle_problem, exception_problem, linked, problem, summary
@@ -53,6 +54,8 @@ async def validate_prompt(
     missing = [(node_id, node) for node_id, node in prompt.items() if not book.knows(_class_of(node))]
     if missing:
         return False, _missing_classes(missing), [], {}
+    if folder_paths.listing_would_take_long():
+        await asyncio.to_thread(book.look_up, {node["class_type"] for node in prompt.values()})
     outputs = [
         node_id
         for node_id, node in prompt.items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 import urllib.error
 import urllib.request
 
@@ -30,13 +31,15 @@ class Server(ServerProcess):
 
     def run(self, prompt: dict, seconds: float = 120) -> dict:
         """Submit a prompt, wait for its end, return its history entry."""
-        import time
-
         status, answer = self.post("/prompt", {"prompt": prompt})
         assert status == 200, answer
+        return self.wait_for(answer["prompt_id"], seconds)
+
+    def wait_for(self, prompt_id: str, seconds: float = 120) -> dict:
+        """The history entry of a prompt, once it has ended."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            entry = self.get(f"/history/{answer['prompt_id']}").get(answer["prompt_id"])
+            entry = self.get(f"/history/{prompt_id}").get(prompt_id)
             if entry is not None:
                 return entry
             time.sleep(0.02)

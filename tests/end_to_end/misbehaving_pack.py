@@ -1,5 +1,7 @@
 """Custom nodes that do to a worker what the worst packs do."""
 
+import os
+import sys
 import time
 
 import torch
@@ -97,4 +99,28 @@ class Sleep:
         return {"ui": {"slept": [seconds]}, "result": (tag,)}
 
 
-NODE_CLASS_MAPPINGS = {"MisRaise": Raise, "MisReturn": Return, "MisNaN": NotANumber, "MisSleep": Sleep}
+class Busy:
+    """Computes in Python, without ever letting go of the interpreter by itself, until a file is gone."""
+
+    OUTPUT_NODE = True
+    RETURN_TYPES = ()
+    FUNCTION = "run"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"path": ("STRING", {})}}
+
+    def run(self, path):
+        rounds = 0
+        while os.path.exists(path):
+            rounds += sum(range(100_000)) > 0
+        return {"ui": {"rounds": [rounds], "switch_seconds": [sys.getswitchinterval()]}}
+
+
+NODE_CLASS_MAPPINGS = {
+    "MisRaise": Raise,
+    "MisReturn": Return,
+    "MisNaN": NotANumber,
+    "MisSleep": Sleep,
+    "MisBusy": Busy,
+}

@@ -54,3 +54,22 @@ def test_bodies_that_are_no_http(server):
     connection.request("POST", "/prompt", body=b'{"prompt": ' + b"[" * 200_000)
     assert connection.getresponse().status == 400
     assert_works(server)
+
+
+def test_the_server_answers_while_a_node_keeps_the_interpreter(server, tmp_path):
+    """The node ends only after the answers have come, so they were given while it computed."""
+    flag = tmp_path / "go on"
+    flag.touch()
+    try:
+        status, answer = server.post(
+            "/prompt", {"prompt": {"1": {"class_type": "MisBusy", "inputs": {"path": str(flag)}}}}
+        )
+        assert status == 200
+        for _ in range(50):
+            queue = server.get("/queue")
+            assert [entry[1] for entry in queue["queue_running"] + queue["queue_pending"]] == [answer["prompt_id"]]
+    finally:
+        flag.unlink()
+    shown = server.wait_for(answer["prompt_id"])["outputs"]["1"]
+    assert shown["rounds"][0] > 0
+    assert shown["switch_seconds"] == [pytest.approx(0.001)], "a request waits for the interpreter more than once"

@@ -1,10 +1,14 @@
 """Checking prompts: each kind of error by itself, conversions, own checks, cycles, long chains."""
 
 import asyncio
+import os
+import shutil
+import threading
 
 import pytest
 from engine_kit import n, node
 
+import folder_paths
 from comfy_execution.links import ConstantList
 from comfy_execution.types import types_fit
 
@@ -333,3 +337,49 @@ def test_diamonds(check):
         prompt[str(index)] = n("Add", a=(str(index - 1), 0), b=(str(index - 1), 0))
     prompt["s"] = n("Show", value=("499", 0))
     assert check(prompt)[0]
+
+
+@pytest.fixture
+def full_folder(tmp_path, monkeypatch):
+    """A folder that counts as one that takes long to list, and how often it has been listed."""
+    for index in range(200):
+        (tmp_path / f"{index}.png").touch()
+    os.utime(tmp_path, (1, 1))  # long ago, so that nothing can have changed since
+    monkeypatch.setattr(folder_paths, "SLOW_LISTING_SECONDS", 0.0)
+    monkeypatch.setattr(folder_paths, "_top_files", folder_paths._TopFilesCache())
+    listed = []
+    scandir = os.scandir
+    monkeypatch.setattr(folder_paths.os, "scandir", lambda path: (listed.append(path), scandir(path))[1])
+    return tmp_path, listed
+
+
+def test_a_full_folder_is_not_listed_on_the_event_loop(check, classes, full_folder):
+    folder, listed = full_folder
+    threads = []
+
+    def input_types(cls):
+        threads.append(threading.current_thread())
+        return {"required": {"file": (folder_paths.get_top_files(str(folder), "image"), {})}}
+
+    @node({}, OUTPUT_NODE=True)
+    class Pick:
+        def run(self, file):
+            return ()
+
+    Pick.INPUT_TYPES = classmethod(input_types)
+    classes["Pick"] = Pick
+    prompt = {"p": n("Pick", file="7.png")}
+    assert check(prompt)[0] and len(listed) == 1
+    assert check(prompt)[0] and len(listed) == 1, "what has not changed is not listed again"
+    assert threads == [threading.main_thread()] * 2
+    (folder / "new.png").touch()
+    assert check({"p": n("Pick", file="new.png")})[0] and len(listed) == 2
+    assert len(threads) == 3 and threads[2] is not threading.main_thread()
+
+
+def test_a_folder_that_has_gone_is_empty(check, classes, full_folder):
+    folder, _ = full_folder
+    assert len(folder_paths.get_top_files(str(folder), "image")) == 200
+    shutil.rmtree(folder)
+    assert not folder_paths.listing_would_take_long()
+    assert folder_paths.get_top_files(str(folder), "image") == []
