@@ -100,6 +100,9 @@ def load_nodes(server) -> None:
         import custom_packs
 
         custom_packs.run_prestartup_scripts()
+        # A family of built-in nodes may be missing, but without torch no prompt can run at all.
+        import torch  # noqa: F401
+
         import nodes
 
         nodes.EXTENSION_WEB_DIRS["darkroom"] = os.path.join(folder_paths.program_path, "web")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import pickle
 import re
@@ -22,6 +23,7 @@ import safetensors
 import safetensors.torch
 import torch
 
+import folder_paths
 from comfy import ledger
 from comfy.cli_args import args
 from comfy.devices import is_oom
@@ -32,14 +34,18 @@ _LENGTH_BYTES = 8
 
 
 class WeightsFileError(ValueError):
-    """A weight file cannot be used. `path`, `size` (bytes, None if unknown) and `cause` say why."""
+    """A weight file cannot be used. `path`, `size` (bytes, None if unknown) and `cause` say why.
+
+    The message names the file as the user knows it, below its model folder: it goes to clients, who need not learn
+    where on this machine that folder is.
+    """
 
     def __init__(self, path: str, size: int | None, cause: str):
         self.path = path
         self.size = size
         self.cause = cause
         described = "" if size is None else f" ({size:,} bytes)"
-        super().__init__(f"Cannot load {path}{described}: {cause}")
+        super().__init__(f"Cannot load {_shown(path)}{described}: {cause}")
 
 
 class MissingWeightsError(WeightsFileError, FileNotFoundError):
@@ -180,13 +186,46 @@ def _check_safetensors(path: str) -> None:
         raise TruncatedWeightsError(path, size, _TRUNCATED)
     try:
         entries = json.loads(header)
-        end = max((e["data_offsets"][1] for k, e in entries.items() if k != "__metadata__"), default=0)
+        tensors = {k: e for k, e in entries.items() if k != "__metadata__"}
+        end = max((e["data_offsets"][1] for e in tensors.values()), default=0)
         needed = _LENGTH_BYTES + length + int(end)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as e:
         raise NotWeightsError(path, size, f"its safetensors header is damaged ({e})") from e
+    _check_tensors(path, size, tensors)
     if size < needed:
         cause = f"it is cut off: its header announces {needed:,} bytes. Download or copy it again"
         raise TruncatedWeightsError(path, size, cause)
+
+
+def _check_tensors(path: str, size: int | None, tensors: dict[str, Any]) -> None:
+    """Raise NotWeightsError naming the tensor, when what a header says of one cannot be; see the format's description
+    at https://huggingface.co/docs/safetensors."""
+    taken = 0
+    try:
+        for name, entry in sorted(tensors.items(), key=lambda item: item[1]["data_offsets"]):
+            start, end = entry["data_offsets"]
+            bits = _DTYPE_BITS.get(entry["dtype"])
+            where = f"its safetensors header is damaged: tensor {name!r}"
+            if bits is None:
+                raise NotWeightsError(path, size, f"tensor {name!r} is of a kind not known here: {entry['dtype']!r}")
+            if start < taken:
+                raise NotWeightsError(path, size, f"{where} overlaps the one before it")
+            needed = math.prod(entry["shape"]) * bits // 8
+            if needed != end - start:
+                cause = f"{where} of shape {entry['shape']} needs {needed:,} bytes and has {end - start:,}"
+                raise NotWeightsError(path, size, cause)
+            taken = end
+    except (TypeError, ValueError, KeyError) as e:
+        if isinstance(e, WeightsFileError):
+            raise
+        raise NotWeightsError(path, size, f"its safetensors header is damaged ({e})") from e
+
+
+_DTYPE_BITS = {
+    "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
+    "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64,
+    "C64": 64, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
+}  # fmt: skip
 
 
 def _looks_like_safetensors(path: str) -> bool:
@@ -274,6 +313,12 @@ def _refuse_other_content(path: str) -> None:
         cause = "it starts with zeros only, as an unfinished download does"
     if cause is not None:
         raise NotWeightsError(path, _size(path), cause)
+
+
+def _shown(path: str) -> str:
+    """`checkpoints/sdxl/base.safetensors` for a file in a model folder, else the file's own name."""
+    known = folder_paths.get_relative_path(os.path.abspath(path))
+    return os.path.basename(path) if known is None else f"{known[0]}/{known[1]}"
 
 
 def _starts_with(path: str, magic: bytes) -> bool:

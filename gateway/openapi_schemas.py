@@ -218,6 +218,7 @@ _QUEUE: dict[str, Schema] = {
         },
         {"worker": OBJECT},
     ),
+    "Ready": shape({"ready": BOOLEAN}, {"reason": {**TEXT, "description": "Why not, for people"}}),
     "Cancelled": shape(
         {"cancelled": {**BOOLEAN, "description": "Whether there was anything to cancel"}},
         {"id": TEXT, "state": CANCEL_ANSWER, "jobs": mapping(CANCEL_ANSWER)},

@@ -8,6 +8,16 @@ OK, DEGRADED = "ok", "degraded"
 _AMISS = (DEGRADED, "dead", "no_progress")  # states of the store and of the worker
 
 
+def not_ready(server: Any) -> str | None:
+    """Why a prompt sent now would not run soon: for people; None if it would, once those before it have run."""
+    if getattr(server, "retry_after", None) is not None:
+        return "the server is stopping"
+    if not server.nodes_ready.is_set():
+        return "the nodes are being loaded"
+    worker = server.worker_state()
+    return worker["message"] if worker["state"] == "dead" else None
+
+
 def health(server: Any) -> dict[str, Any]:
     """`{"status", "instance_id", "started_at" (s since the epoch), "nodes_ready", "store", "queue", "worker"?}`.
 

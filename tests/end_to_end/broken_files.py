@@ -23,6 +23,12 @@ CAUSES = {
     "cut.safetensors": "cut off",
     "cut_header.safetensors": "cut off",
     "random.safetensors": "safetensors",
+    "huge_header.safetensors": "header",
+    "no_json.safetensors": "header is damaged",
+    "overlap.safetensors": "'b' overlaps",
+    "shape.safetensors": "'a' of shape [64, 65]",
+    "dtype.safetensors": "'F77'",
+    "negative.safetensors": "'a' of shape [-64, 64]",
     "code.ckpt": "refused",
     "code_zip.pt": "refused",
     "unknown.safetensors": "some.strange.tensor",
@@ -59,7 +65,15 @@ def write_broken_checkpoints(folder: Path) -> None:
     with zipfile.ZipFile(zipped, "w") as archive:
         archive.writestr("archive/data.pkl", code)
         archive.writestr("archive/version", "3\n")
+    data = bytes(64 * 64 * 4)
+    overlapping = {"a": tensor, "b": {**tensor, "data_offsets": [100, 64 * 64 * 4 + 100]}}
     contents = {
+        "huge_header.safetensors": (2**62).to_bytes(8, "little") + b"{" + data,
+        "no_json.safetensors": (30).to_bytes(8, "little") + b'{"a": what was this to be, '.ljust(30) + data,
+        "overlap.safetensors": _safetensors(overlapping, bytes(64 * 64 * 4 + 100)),
+        "shape.safetensors": _safetensors({"a": {**tensor, "shape": [64, 65]}}, data),
+        "dtype.safetensors": _safetensors({"a": {**tensor, "dtype": "F77"}}, data),
+        "negative.safetensors": _safetensors({"a": {**tensor, "shape": [-64, 64]}}, data),
         "page.safetensors": HTML,
         "page.ckpt": HTML,
         "pointer.safetensors": LFS_POINTER,

@@ -128,6 +128,7 @@ def test_broken_checkpoints(server, name):
     assert error["node_id"] == "4"
     assert name in message and CAUSES[name].lower() in message.lower(), message
     assert str(size) in message.replace(",", "").replace(" ", ""), message
+    assert str(server.folder) not in message, "where the files are is nobody's business"
     assert not proof_file(server.folder / "models" / "checkpoints").exists()
 
 

@@ -122,7 +122,7 @@ BROKEN = {
     "bad_dtype.safetensors": (
         header_of({"w": {**ENTRY["w"], "dtype": "F33"}}) + b"\0" * 16,
         NotWeightsError,
-        "damaged",
+        "'F33'",
     ),
     "zeros.safetensors": (b"\0" * 4096, NotWeightsError, "zeros"),
     "zeros.ckpt": (b"\0" * 4096, NotWeightsError, "zeros"),
@@ -141,7 +141,7 @@ def test_broken_files_are_explained(tmp_path, name):
     with pytest.raises(kind) as caught:
         comfy.utils.load_torch_file(str(path))
     assert cause in caught.value.cause
-    assert str(path) in str(caught.value)
+    assert name in str(caught.value) and str(tmp_path) not in str(caught.value) and caught.value.path == str(path)
     assert f"({len(contents):,} bytes)" in str(caught.value)
 
 

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 class Process:
     """main.py in a base directory of its own."""
 
-    def __init__(self, base: Path, *flags: str, port: int | None = None):
+    def __init__(self, base: Path, *flags: str, port: int | None = None, env: dict[str, str] | None = None):
         self.port = port or free_port()
         self.log = base / "log.txt"
         (base / "user").mkdir(exist_ok=True)
@@ -35,7 +35,7 @@ class Process:
                 cwd=ROOT,
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
             )
 
     def get(self, path: str, scheme: str = "http", timeout: float = 60, **kwargs):
@@ -86,12 +86,28 @@ def test_http_answers_while_packs_are_still_loading(start, tmp_path):
     server.until_listening()
     for path in ("/history", "/prompt", "/features", "/"):
         assert server.get(path, timeout=10).status == 200
+    assert server.get("/health/live", timeout=10).status == 200
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        server.get("/health/ready", timeout=10)
+    assert refused.value.code == 503 and refused.value.headers["Retry-After"] == "1"
+    assert b"nodes are being loaded" in refused.value.read()
     with pytest.raises(OSError):
         server.get("/late", timeout=0.5)
     (tmp_path / "go").touch()
     assert server.get("/late").read() == b"late"
+    assert server.get("/health/ready").status == 200
     assert server.get("/api/late").read() == b"late"
     assert b"EmptyImage" in server.get("/object_info").read()
+
+
+def test_a_worker_that_cannot_run_ends_the_process(start, tmp_path):
+    """Built-in nodes that cannot be imported: there is nothing to wait for, and the exit status says so."""
+    broken = tmp_path / "broken" / "torch"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("raise ImportError('libtorch is not what it was')")
+    server = start(env={"PYTHONPATH": str(broken.parent)})
+    assert server.process.wait(120) == 1
+    assert "libtorch is not what it was" in server.log.read_text()
 
 
 def test_port_that_is_taken_ends_the_start(start):
