@@ -29,7 +29,7 @@ def table(heading: str) -> list[list[str]]:
 
 def test_the_table_of_samplers_is_the_registry():
     expected = [
-        [name, str(e.order) if e.order else "-", e.evaluations, "yes" if e.stochastic else "no", e.paper]
+        [name, str(e.order or "-"), str(e.converges or "-"), e.evaluations, "yes" if e.stochastic else "no", e.paper]
         for name, e in SAMPLERS.items()
     ]
     assert table("Samplers") == expected
