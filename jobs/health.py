@@ -25,13 +25,10 @@ def health(server: Any) -> dict[str, Any]:
     """
     ledger, queue = server.jobs, server.prompt_queue
     store = ledger.health()
-    parts: dict[str, Any] = {"store": store}
-    worker_state = getattr(server, "worker_state", None)
-    if worker_state is not None:
-        parts["worker"] = worker_state()
+    parts = {"store": store, "worker": server.worker_state()}
     with queue.mutex:
         running, remaining = len(queue.currently_running), queue.get_tasks_remaining()
-    amiss = any(isinstance(part, dict) and part.get("state") in _AMISS for part in parts.values())
+    amiss = any(part["state"] in _AMISS for part in parts.values())
     return {
         "status": DEGRADED if amiss else OK,
         "instance_id": ledger.instance_id,

@@ -255,9 +255,13 @@ class Ledger:
             return self._live.get(prompt_id) or self._recent.get(prompt_id)
 
     async def look_up(self, prompt_id: str) -> Job | None:
-        """As `find`, for the event loop."""
+        """As `find`, for the event loop, before a prompt is queued: that must not fail because of the store."""
         job = self.remembered(prompt_id)
-        return job or await asyncio.to_thread(self.find, prompt_id)
+        try:
+            return job or await asyncio.to_thread(self.find, prompt_id)
+        except StoreUnavailable as error:
+            log.warning("it is not known whether there was a prompt %s before: %s", prompt_id, error)
+            return None
 
     def entry(self, prompt_id: str) -> QueueEntry | None:
         """What was submitted, without its secrets; to be queued again for a retry. Reads the disk."""
