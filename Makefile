@@ -10,7 +10,7 @@ ARGS   ?=
 export OMP_WAIT_POLICY ?= PASSIVE
 SUITES := SERVER_CMD="$(CURDIR)/$(BIN)/python main.py" SERVER_DIR="$(CURDIR)"
 
-.PHONY: run install test test-fast test-unit test-conformance test-clients lint format browser bench clean
+.PHONY: run install test test-fast test-unit test-conformance test-clients lint format browser soak bench clean
 
 run: $(VENV)/.installed
 	@$(BIN)/python main.py --demo $(ARGS)
@@ -72,6 +72,11 @@ browser:
 	    echo "The browser tests need chromium. Install it (Debian: sudo apt-get install chromium) and run make test again." >&2; \
 	    exit 1; \
 	  fi; }
+
+# Kills the server with -9 twenty times while clients submit; SOAK='--seed 7' repeats what another seed does.
+SOAK ?=
+soak: $(VENV)/.installed-test
+	$(BIN)/python tests/jobs/fault.py $(SOAK)
 
 bench: $(VENV)/.installed-test
 	@for b in bench/*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done

@@ -47,6 +47,10 @@ class FallbackStore:
             if self._clock() >= self._next_try:
                 self._return_to_disk()
 
+    def give_up(self, problem: str) -> None:
+        """Go on in memory, for what was found out while reading. Before anything is written."""
+        self._leave_disk(problem)
+
     def _apply(self, changes: Sequence[Change]) -> None:
         try:
             self.current.apply(changes)

@@ -302,8 +302,16 @@ class Ledger:
 
     def next_number(self) -> int:
         """Where the server's count goes on: above all numbers that came from it."""
-        last = self.store.last_counter()
+        try:
+            last = self.store.last_counter()
+        except StoreUnavailable as error:
+            self.give_up(str(error))
+            last = None
         return 0 if last is None else last + 1
+
+    def give_up(self, problem: str) -> None:
+        """Do without the disk: at the start, when it turns out that it cannot be read."""
+        self._stores.give_up(problem)
 
     def health(self) -> dict[str, Any]:
         """How the store is: `{"state": "ok" | "degraded", "store", "persistent", "problem"?, "jobs"}`."""

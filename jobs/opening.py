@@ -44,6 +44,7 @@ def open_ledger(args: Any) -> Ledger:
     try:
         path = MEMORY if args.no_persistence else store_path(args.database_url, folder_paths.get_user_directory())
         store = SqliteStore(path)
+        store.history_ids(args.history_size)  # the next thing to be read
     except StoreUnavailable as error:
         problem = str(error)
         log.error("%s. The server starts all the same: queue and history are in memory, nothing survives it", problem)

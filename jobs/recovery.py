@@ -12,6 +12,7 @@ from comfy_execution.outcomes import WORKER_DIED, Actor, Outcome
 from comfy_execution.prompt_queue import ExecutionStatus, PromptQueue, QueueEntry
 from jobs.job import DIED, PUT_BACK, Job
 from jobs.ledger import Ledger
+from jobs.store import StoreUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +24,8 @@ DEATHS_ALLOWED = 1  # a job that takes the process with it once more than that i
 def recover(ledger: Ledger, queue: PromptQueue, on_restart: str = RESUME) -> int:
     """Fill an empty queue from the ledger's store. Returns how many jobs wait now.
 
+    A store that cannot be read is given up for one in memory.
+
     on_restart: `resume`; `pause`: nothing runs until somebody says so; `clear`: all that waits is cancelled.
     """
     started = time.perf_counter()
@@ -30,6 +33,9 @@ def recover(ledger: Ledger, queue: PromptQueue, on_restart: str = RESUME) -> int
     gc.disable()  # it would go through all prompts again and again while they are read
     try:
         waiting, fatal = _read(ledger)
+    except StoreUnavailable as error:
+        ledger.give_up(str(error))
+        return 0
     finally:
         gc.freeze()  # nor afterwards: they go when nobody refers to them
         if collects:
@@ -52,7 +58,11 @@ def _read(ledger: Ledger) -> tuple[list[tuple[Job, QueueEntry]], list[tuple[Job,
     waiting: list[tuple[Job, QueueEntry]] = []
     fatal: list[tuple[Job, QueueEntry]] = []
     for job, encoded in ledger.store.waiting():
-        entry = QueueEntry.restored(encoded)
+        try:
+            entry = QueueEntry.restored(encoded)
+        except ValueError as error:
+            log.error("the stored prompt %s cannot be read and is left out: %s", job.id, error)
+            continue
         lost = job.state == jobs.IN_PROGRESS
         if lost:
             _end_lost_attempt(job)

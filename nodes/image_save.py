@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import math
 import os
+import uuid
 from typing import Any
 
 import numpy as np
@@ -71,7 +73,7 @@ class OutputFiles:
     """Numbered files of one prefix: `<base>_<counter>_.<ext>` (spec: goldens/nodes/README.md, "Saving").
 
     Two writers never get the same name: a name is taken by creating the file, and if it exists already, the next
-    number is tried.
+    number is tried. A file has all its bytes from the moment it has its name, even if the process is killed.
     """
 
     def __init__(self, prefix: str, directory: str, width: int = 0, height: int = 0):
@@ -87,21 +89,34 @@ class OutputFiles:
             self.counter += 1
             path = os.path.join(self.folder, name)
             try:
-                with open(path, "xb") as f:
-                    _write_or_remove(f, data, path)
+                _write_whole(data, path)
                 return name
             except FileExistsError:
                 continue
 
 
-def _write_or_remove(file: io.BufferedWriter, data: bytes, path: str) -> None:
+def _write_whole(data: bytes, path: str) -> None:
+    """Write a new file that is either whole or not there. Raises FileExistsError if there is one of that name."""
+    folder, name = os.path.split(path)
+    unfinished = os.path.join(folder, f".{name}.{uuid.uuid4().hex}.part")
     try:
-        file.write(data)
-        file.flush()
-    except OSError:
-        # A full disk must not leave half a picture behind under a name that looks finished.
-        os.unlink(path)
-        raise
+        with open(unfinished, "wb") as file:
+            file.write(data)
+        try:
+            os.link(unfinished, path)
+        except FileExistsError:
+            raise
+        except OSError:  # no hard links here: take the name first, then put the bytes there in one step
+            with open(path, "xb"):
+                pass
+            try:
+                os.replace(unfinished, path)
+            except OSError:
+                os.unlink(path)
+                raise
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(unfinished)
 
 
 def save_png_batch(

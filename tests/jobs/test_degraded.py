@@ -1,5 +1,6 @@
 """A store that cannot be used: the server goes on from memory and says so; and comes back to the disk if it can."""
 
+import json
 import sqlite3
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from jobs import schema
 from jobs.fallback import RETRY_SECONDS, FallbackStore
 from jobs.ledger import Ledger
 from jobs.opening import open_ledger, store_path
+from jobs.recovery import recover
 from jobs.sqlite_store import MEMORY, SqliteStore
 from jobs.store import Change, Query, StoreUnavailable
 
@@ -83,6 +85,33 @@ def test_the_server_starts_and_prompts_run_from_memory(tmp_path, trouble, caplog
     queue.finish(queue.get(0)[1], {"outputs": {}}, ("success", True, []))
     assert ledger.find("a").state == "completed" and "a" in queue.history
     assert [row.id for row in ledger.page(Query(STATES))] == ["a"]
+    ledger.close()
+
+
+@pytest.mark.parametrize("part", range(1, 10))
+def test_a_file_that_is_damaged_somewhere(tmp_path, part):
+    path = tmp_path / "x.jobs.db"
+    ledger = open_ledger(arguments(f"sqlite:///{tmp_path}/x.db"))
+    queue = PromptQueue(types.SimpleNamespace(queue_updated=lambda: None, send_sync=lambda *event: None))
+    ledger.attach(queue)
+    for number in range(60):
+        queue.put((number, f"p{number}", {"1": {"text": "x" * 3000}}, {}, ["1"]))
+    ledger.close()
+    content = bytearray(path.read_bytes())
+    start = len(content) * part // 10
+    content[start : start + 9000] = b"\xa5" * len(content[start : start + 9000])
+    path.write_bytes(content)
+    ledger = open_ledger(arguments(f"sqlite:///{tmp_path}/x.db"))
+    queue = PromptQueue(types.SimpleNamespace(queue_updated=lambda: None, send_sync=lambda *event: None))
+    ledger.attach(queue)
+    ledger.next_number()
+    recover(ledger, queue)
+    queue.put((-1, "new", {}, {}, ["1"]))
+    task = queue.get(0)
+    assert task[0].prompt_id == "new"
+    queue.finish(task[1], {"outputs": {}}, ("success", True, []))
+    assert ledger.find("new").state == "completed"
+    assert "new" in json.loads(queue.history_json("new"))
     ledger.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import struct
 import threading
@@ -293,21 +294,42 @@ def test_two_writers_never_share_a_name(folders):
             assert image.getpixel((0, 0))[0] == int(value * 255)
 
 
-def test_a_failed_write_leaves_no_file(folders, monkeypatch):
+class FullDisk(io.BytesIO):
+    def write(self, data):
+        raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("link_works", [True, False])
+def test_a_failed_write_leaves_no_file(folders, monkeypatch, link_works):
+    def no_links(*_):
+        raise OSError(95, "Operation not supported")
+
     def full(*_):
         raise OSError(28, "No space left on device")
 
     files = image_save.OutputFiles("p", str(folders / "output"))
-
-    class Disk:
-        write = staticmethod(full)
-
+    if link_works:
+        monkeypatch.setattr(image_save, "open", lambda *_: FullDisk(), raising=False)
+    else:
+        monkeypatch.setattr(image_save.os, "link", no_links)
+        monkeypatch.setattr(image_save.os, "replace", full)
     with pytest.raises(OSError, match="No space"):
-        path = folders / "output" / "p_00001_.png"
-        path.touch()
-        image_save._write_or_remove(Disk(), b"x", str(path))
+        files.write(b"x", "png")
     assert not list((folders / "output").iterdir())
-    assert files.counter == 1
+
+
+def test_where_there_are_no_links(folders, monkeypatch):
+    def no_links(*_):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(image_save.os, "link", no_links)
+    files = image_save.OutputFiles("p", str(folders / "output"))
+    (folders / "output" / "p_00001_.png").write_bytes(b"taken")
+    assert files.write(b"new", "png") == "p_00002_.png"
+    assert {path.name: path.read_bytes() for path in (folders / "output").iterdir()} == {
+        "p_00001_.png": b"taken",
+        "p_00002_.png": b"new",
+    }
 
 
 def test_pixels_are_cut_off_not_rounded(folders):
