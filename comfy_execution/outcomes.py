@@ -80,7 +80,7 @@ def classify(exception: BaseException) -> str:
         name = exception.filename if isinstance(exception.filename, str) else faults.text_of(exception)
         return _missing(name)
     graph = sys.modules.get("comfy_execution.graph")
-    if graph is not None and isinstance(exception, graph.DependencyCycleError):
+    if graph is not None and isinstance(exception, (graph.DependencyCycleError, graph.NodeNotFoundError)):
         return VALIDATION_ERROR
     return NODE_ERROR
 
