@@ -65,7 +65,7 @@ class Trial:
             self.port = probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.process: subprocess.Popen[bytes] | None = None
-        self.plans = [self.plan(client, prompts // clients) for client in range(clients)]
+        self.plans = [self.plan(client, len(range(client, prompts, clients))) for client in range(clients)]
         self.accepted: list[list[dict[str, Any]]] = [[] for _ in range(clients)]
         self.allowed = threading.Semaphore(0)  # how many prompts may be submitted yet
         self.failed: list[BaseException] = []

@@ -143,7 +143,7 @@ def test_old_jobs_are_deleted(live, clock):
         clock[0] += DAY
     life.put("waits")
     life.ledger.settle()
-    assert life.ledger.prune() > 0
+    life.ledger.prune()
     assert list(life.queue.history) == [str(day) for day in range(10, 20)]
     assert life.state("3") is None and life.queue.history_json("3") == b"{}"
     assert life.waiting() == ["waits"] and life.state("waits") == "pending"
