@@ -28,6 +28,7 @@ from comfy.cli_args import args, no_effect_notes  # noqa: E402
 EXIT_OK, EXIT_FAILED = 0, 1
 STORE_SECONDS = 0.5  # for the last changes to reach the disk
 LAST_SECONDS = 1.5  # for sockets to close once all is stored
+KNOWN_RUNS = 200  # of earlier processes that estimates start from
 RESTART_SECONDS = 5  # after which a client may try again
 # A thread that waits for the interpreter while a node computes in Python gets it after this long, instead of the usual
 # 5 ms: a request changes threads several times. What the node loses by it cannot be measured.
@@ -123,10 +124,12 @@ async def serve() -> int:
     import workers.lookahead
     import workers.watchdog
     from assets.database import DatabaseUnavailable
+    from comfy_execution.jobs import COMPLETED
     from jobs.limits import time_limit
     from jobs.opening import open_ledger
     from jobs.recovery import recover
     from jobs.retry import RetryPolicy
+    from jobs.store import Query, StoreUnavailable
     from server import PromptServer
 
     loop = asyncio.get_running_loop()
@@ -141,6 +144,8 @@ async def serve() -> int:
     server.jobs.attach(queue)
     server.number = server.jobs.next_number()
     recover(server.jobs, queue, args.on_restart)
+    with contextlib.suppress(StoreUnavailable):
+        server.run_times.seed(server.jobs.page(Query((COMPLETED,), limit=KNOWN_RUNS)))
     policy = RetryPolicy(args.max_attempts, args.retry_oom)
     worker = workers.local.PromptWorker(
         server,

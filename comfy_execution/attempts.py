@@ -16,6 +16,7 @@ from comfy_execution.watch import RunWatch
 if TYPE_CHECKING:
     from comfy_execution.outcomes import Actor
 
+COROUTINE_SECONDS = 10.0  # how long coroutines may go on after a client's interrupt
 # What an id is answered with when somebody wants to cancel it.
 CANCELLED, STOPPING, ALREADY_FINISHED, UNKNOWN = "cancelled", "stopping", "already_finished", "unknown"
 
@@ -77,8 +78,11 @@ class Attempt:
 
     @property
     def must_leave(self) -> bool:
-        """Whether coroutines are not to be waited for. A client's interrupt lets them end, as clients know it."""
-        return self.over or (self.stop is not None and self.stop.reason != INTERRUPTED)
+        """Whether coroutines are not to be waited for. A client's interrupt lets them end, as clients know it, but
+        not for ever."""
+        if self.over or self.stop is None:
+            return self.over
+        return self.stop.reason != INTERRUPTED or time.monotonic() - self.stop.since > COROUTINE_SECONDS
 
     def order(self, order: StopOrder) -> bool:
         """Tell it to stop. A client's order takes the place of the server's own. False if it is too late."""

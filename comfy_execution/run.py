@@ -221,12 +221,19 @@ class Run:
         if not self.schedule.waiting_outside:
             raise self.schedule.cycle()
         tasks = [task for calls in self._calls.values() for task in calling.tasks_of(calls.results)]
-        done: set[asyncio.Task] = set()
-        while tasks and not done:
-            done, _ = await asyncio.wait(tasks, timeout=_LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-            if not done and self.announcer.must_leave():
-                raise NodeFailed(next(iter(self._calls)), InterruptProcessingException())
+        if tasks:
+            await self._wait_for(tasks, next(iter(self._calls)))
         await asyncio.sleep(0)  # lets the callbacks run that put the nodes back
+
+    async def _wait_for(self, tasks: list[asyncio.Task], node_id: str) -> None:
+        """Wait until one of the coroutines, among them those of this node, has ended. Raises NodeFailed if the run is
+        to end at once."""
+        while True:
+            done, _ = await asyncio.wait(tasks, timeout=_LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            if done:
+                return
+            if self.announcer.must_leave():
+                raise NodeFailed(node_id, InterruptProcessingException())
 
     def _adding(self, node_id: str) -> None:
         try:
@@ -333,7 +340,7 @@ class Run:
             blocked=lambda blocker: None,
         )
         while tasks := calling.tasks_of(answers):
-            await asyncio.wait(tasks)
+            await self._wait_for(tasks, node_id)
         wanted: dict[str, None] = {}
         for answer in calling.finished(answers):
             if isinstance(answer, list):

@@ -6,13 +6,16 @@ import hashlib
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Any
+
+import orjson
 
 from comfy_execution import jobs
 from comfy_execution.attempts import Attempt
 from comfy_execution.links import is_link
+from jobs.store import Row
 
 _WORKFLOWS = 2000  # whose times are remembered
 _RUNS = 9  # of each; the median of so few follows a change, and a lone cached run does not spoil it
@@ -51,13 +54,25 @@ class RunTimes:
 
     def note(self, entry: Any, seconds: float) -> None:
         """A run has succeeded."""
-        key = workflow_key(entry)
+        self._note(workflow_key(entry), seconds)
+
+    def _note(self, key: str | None, seconds: float) -> None:
         with self._lock:
+            self._recent.append(seconds)
+            if key is None:
+                return
             self._times.setdefault(key, deque(maxlen=_RUNS)).append(seconds)
             self._times.move_to_end(key)
-            self._recent.append(seconds)
             if len(self._times) > _WORKFLOWS:
                 self._times.popitem(last=False)
+
+    def seed(self, rows: Iterable[Row]) -> None:
+        """Take over the times of earlier processes. rows: completed jobs, newest first."""
+        for row in reversed(list(rows)):
+            attempt = orjson.loads(row.attempts)[-1:]
+            start, end = (attempt[0].get(key) for key in ("start_time", "end_time")) if attempt else (None, None)
+            if start is not None and end is not None:
+                self._note(f"id {row.workflow_id}" if row.workflow_id else None, max(0, end - start) / 1000)
 
     def expected(self, entry: Any) -> float | None:
         """How many seconds a run will take; by all recent runs if none was of its workflow; None if none was at all."""

@@ -29,6 +29,15 @@ async def test_a_job_beyond_its_limit_fails_with_reason_timeout(serving, class_t
     assert (await server.over(await server.submit(one("Note", "y")))).state == "completed"
 
 
+async def test_a_coroutine_outlives_an_interrupt_only_for_a_while(serving, monkeypatch):
+    server = await serving()
+    ident = await server.submit(one("Patient", "x"))
+    await server.entered()
+    monkeypatch.setattr("comfy_execution.attempts.COROUTINE_SECONDS", 0.1)
+    await server.post("/interrupt")
+    assert (await server.over(ident)).state == "cancelled"
+
+
 async def test_a_timeout_is_tried_again_behind_one_that_waits(serving):
     server = await serving(job_timeout=0.3)
     async with server.ws("c") as ws:
@@ -132,6 +141,8 @@ async def test_what_the_watchdog_says(serving, monkeypatch):
     assert shown["message"].startswith("busy on node 1 (Polite) for ") and shown["node_seconds"] >= 0
     monkeypatch.setattr("workers.watchdog.SILENT_SECONDS", 0.0)
     assert state()["state"] == "no_progress" and "no progress for" in state()["message"]
+    told = (await server.get("/health"))[1]
+    assert told["status"] == "degraded" and told["worker"]["state"] == "no_progress"
     server.queue.pause()
     assert state()["paused"]
     control_kit.gate.open.set()

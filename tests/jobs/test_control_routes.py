@@ -2,6 +2,8 @@
 
 import pytest
 
+from jobs.estimates import RunTimes
+from jobs.store import Query
 from tests.jobs import control_kit
 from tests.jobs.control_kit import one, unknown_id
 
@@ -139,6 +141,21 @@ async def test_estimates_follow_recent_runs_of_the_same_workflow(serving):
     assert "position" not in (await server.get(f"/api/jobs/{slow}"))[1]
     answer = (await server.get("/api/queue/estimates"))[1]
     assert [job["estimated_start_time"] for job in answer["jobs"]] == [None] * 4  # paused: nobody knows
+
+
+async def test_estimates_start_from_what_earlier_processes_ran(serving):
+    server = await serving()
+    for _ in range(2):
+        await server.over(
+            await server.submit(one("Note", "x"), extra_data={"extra_pnginfo": {"workflow": {"id": "w"}}})
+        )
+    known = RunTimes()
+    known.seed(server.server.jobs.page(Query(("completed",), limit=10)))
+    server.queue.pause()
+    await server.submit(one("Note", "y"), extra_data=by_id)
+    await server.submit(one("Polite", "z"))
+    assert all(0 <= known.expected(entry) < 60 for entry in server.queue.queue)
+    assert RunTimes().expected(server.queue.queue[0]) is None
 
 
 async def test_runs_are_noted(serving):

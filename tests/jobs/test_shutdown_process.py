@@ -172,6 +172,7 @@ def test_sockets_hear_that_the_server_goes_away(start):
 
     assert asyncio.run(listen()) == 1001
     assert server.process.wait(30) == 0
+    assert "holds up" not in server.log
 
 
 def test_a_stuck_node_ends_the_process_if_that_is_wanted(start):
