@@ -145,10 +145,9 @@ async def test_estimates_follow_recent_runs_of_the_same_workflow(serving):
 
 async def test_estimates_start_from_what_earlier_processes_ran(serving):
     server = await serving()
+    by_id = {"extra_pnginfo": {"workflow": {"id": "w"}}}
     for _ in range(2):
-        await server.over(
-            await server.submit(one("Note", "x"), extra_data={"extra_pnginfo": {"workflow": {"id": "w"}}})
-        )
+        await server.over(await server.submit(one("Note", "x"), extra_data=by_id))
     known = RunTimes()
     known.seed(server.server.jobs.page(Query(("completed",), limit=10)))
     server.queue.pause()
