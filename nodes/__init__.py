@@ -62,6 +62,7 @@ EXTRA_FAMILIES = (
     "picture_upscaler",
     "family_text",
     "llm_text",
+    "picture_text",
     "unet_patches",
     "attention_guidance",
     "attention_weights",

@@ -59,7 +59,7 @@ _LLMS = {
     ("qwen3", 4096): "qwen3_8b",
 }
 _LLM = "model.layers.0.post_attention_layernorm.weight"
-_LLM_UNUSED = ("visual.", "lm_head.", "vision_tower.", "multi_modal_projector.")
+_LLM_UNUSED = ("lm_head.", "vision_tower.", "multi_modal_projector.")
 # Other encoders that files of these projects hold, by a tensor only they have; for telling what cannot be used.
 _T5 = "encoder.block.0.layer.0.SelfAttention.q.weight"
 
@@ -81,8 +81,9 @@ def recognise(sd: Mapping[str, Tensor]) -> EncoderFile | None:
         name = _t5_name(tensors)
     elif _LLM in tensors:
         name = _LLMS.get((llama.family_of(tensors), tensors["model.embed_tokens.weight"].shape[1]))
-        # Heads that see or speak are not needed to read.
-        tensors = {k: v for k, v in tensors.items() if not k.startswith(_LLM_UNUSED)}
+        # Heads that speak are not needed, nor eyes, but Qwen's.
+        unused = _LLM_UNUSED if name == "qwen25_7b" else (*_LLM_UNUSED, "visual.")
+        tensors = {k: v for k, v in tensors.items() if not k.startswith(unused)}
     else:
         return None
     if name is None:

@@ -40,6 +40,7 @@ class LlamaConfig:
     gemma: embeddings are scaled by the root of the width, norm weights are stored as offsets from 1, and every branch
     has a norm behind it too. sliding_window: words that local layers look back, None when all layers are global.
     local_rope_theta: of the local layers; rope_scale: what positions of the global ones are divided by.
+    mrope_sections: pairs of a head that turn by time, by row and by column of a picture's tokens.
     """
 
     vocab_size: int = 128320
@@ -58,6 +59,7 @@ class LlamaConfig:
     qk_norm: bool = False
     gemma: bool = False
     sliding_window: int | None = None
+    mrope_sections: tuple[int, ...] = ()
 
     def is_local(self, layer: int) -> bool:
         return self.sliding_window is not None and (layer + 1) % GEMMA3_GLOBAL_EVERY != 0
@@ -67,7 +69,7 @@ class LlamaConfig:
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama3": {"rope_theta": 500000.0, "rms_norm_eps": 1e-5},
     "mistral3": {"rope_theta": 1e9, "rms_norm_eps": 1e-5},
-    "qwen2.5": {"rope_theta": 1e6, "rms_norm_eps": 1e-6},
+    "qwen2.5": {"rope_theta": 1e6, "rms_norm_eps": 1e-6, "mrope_sections": (16, 24, 24)},
     "qwen3": {"rope_theta": 1e6, "rms_norm_eps": 1e-6},
     "gemma2": {"rope_theta": 10000.0, "rms_norm_eps": 1e-6, "head_dim": 256, "activation": "gelu_tanh"},
     "gemma3": {
@@ -154,11 +156,19 @@ def norm(config: LlamaConfig, width: int, operations, **factory) -> nn.Module:
     return operations.RMSNorm(width, eps=config.rms_norm_eps, **factory)
 
 
-def rope_table(length: int, head: int, theta: float, scale: float, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [tokens, head / 2] in float32."""
-    exponents = torch.arange(0, head, 2, dtype=torch.float32, device=device) / head
+def rope_table(
+    positions: Tensor, head: int, theta: float, scale: float, sections: tuple[int, ...] = ()
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [tokens, head / 2] in float32.
+
+    positions: [tokens], or [axes, tokens] where pictures are among them; then `sections` says how many pairs turn by
+    each axis.
+    """
+    exponents = torch.arange(0, head, 2, dtype=torch.float32, device=positions.device) / head
     frequencies = 1.0 / (theta**exponents) / scale
-    angles = torch.arange(length, dtype=torch.float32, device=device)[:, None] * frequencies
+    angles = positions.float()[..., None] * frequencies
+    if positions.ndim == 2:
+        angles = torch.cat([part[axis] for axis, part in enumerate(angles.split(sections, dim=-1))], dim=-1)
     return angles.cos(), angles.sin()
 
 
@@ -264,12 +274,21 @@ class Stack(nn.Module):
             return mask, mask
         return mask, mask + torch.zeros_like(mask[:1]).masked_fill(everything.tril(-window), forbidden)
 
-    def forward(self, x: Tensor, attention_mask: Tensor | None, layer: int | None, keep_all: bool) -> LlamaOutput:
+    def forward(
+        self,
+        x: Tensor,
+        attention_mask: Tensor | None,
+        layer: int | None,
+        keep_all: bool,
+        positions: Tensor | None = None,
+    ) -> LlamaOutput:
         config = self.config
         mask, local_mask = self.masks(x, attention_mask)
-        length, head = x.shape[1], config.head_dim
-        table = rope_table(length, head, config.rope_theta, config.rope_scale, x.device)
-        local_table = rope_table(length, head, config.local_rope_theta, 1.0, x.device)
+        if positions is None:
+            positions = torch.arange(x.shape[1], device=x.device)
+        head, sections = config.head_dim, config.mrope_sections
+        table = rope_table(positions, head, config.rope_theta, config.rope_scale, sections)
+        local_table = rope_table(positions, head, config.local_rope_theta, 1.0, sections)
         if config.gemma:
             x = x * config.hidden_size**0.5
         hidden, inputs = None, []
@@ -319,20 +338,22 @@ class LlamaEncoder(nn.Module):
         normalize_hidden: bool = False,
         keep_all: bool = False,
         dtype: torch.dtype = torch.float32,
+        positions: Tensor | None = None,
     ) -> LlamaOutput:
         """Run the model with its causal mask.
 
         tokens: ids [batch, length]; embeds: [batch, length, width] in their stead; attention_mask: [batch, length], 0
         where a token is not to be looked at (default: all are; positions count them all the same). layer: also return
         the output of this layer, negative ones counted from the end (-1: the last), with `normalize_hidden` after the
-        final norm; keep_all: also return what went into every layer. dtype: of computing.
+        final norm; keep_all: also return what went into every layer. dtype: of computing. positions: [tokens], or
+        [3, tokens] with time, row and column where pictures are among the tokens (default: counted).
         """
         if embeds is None:
             if tokens is None:
                 raise ValueError("either tokens or embeds must be given")
             embeds = self.embed(tokens, dtype)
         index = layer + self.num_layers if layer is not None and layer < 0 else layer
-        out = self.model(embeds, attention_mask, index, keep_all)
+        out = self.model(embeds, attention_mask, index, keep_all, positions)
         if out.hidden is not None and normalize_hidden:
             out = out._replace(hidden=self.model.norm(out.hidden))
         return out

@@ -23,6 +23,10 @@ LAST = "last"
 TEMPLATE_STARTS = ("<|im_start|>", "<|start_header_id|>")
 
 
+class PicturesNotSeen(ValueError):
+    """Pictures were given to a text encoder that only reads."""
+
+
 class LLMTokenizer(SDTokenizer):
     """One chunk of tokens, filled up to `min_length`, on the left with `pad_left`.
 
@@ -78,6 +82,9 @@ class TemplateTokenizer:
     name = "llama"
     template = "{}"
     options: Mapping[str, Any] = {}
+    # For a prompt with pictures, and the token in whose place one goes; None: pictures cannot be shown.
+    picture_template: str | None = None
+    picture_token: int | None = None
 
     def __init__(
         self,
@@ -93,16 +100,30 @@ class TemplateTokenizer:
         return_word_ids: bool = False,
         tokenizer_options: dict[str, Any] | None = None,
         llama_template: str | None = None,
+        images: Sequence[Tensor] = (),
         **kwargs: Any,
     ) -> dict[str, list[list[tuple]]]:
-        """See `SDTokenizer.tokenize_with_weights`."""
+        """See `SDTokenizer.tokenize_with_weights`. images: [1, height, width, 3] in 0..1; each becomes the token of one
+        place for a picture in the text, {"type": "image", "data": image}. Raises PicturesNotSeen."""
+        if len(images) and self.picture_token is None:
+            raise PicturesNotSeen(f"the text encoder {self.name} sees no pictures, and {len(images)} were given")
         options = tokenizer_options or {}
         if not text.startswith(TEMPLATE_STARTS):
+            template = llama_template or (self.picture_template if len(images) else None) or self.template
             # Not format(): braces in a prompt are text.
-            text = (llama_template or self.template).replace("{}", text, 1)
+            text = template.replace("{}", text, 1)
         kwargs["disable_weights"] = True
         tokenizer = getattr(self, self.name)
-        return {self.name: tokenizer.tokenize_with_weights(text, return_word_ids, tokenizer_options=options, **kwargs)}
+        chunks = tokenizer.tokenize_with_weights(text, return_word_ids, tokenizer_options=options, **kwargs)
+        return {self.name: [self._with_pictures(chunk, list(images)) for chunk in chunks]}
+
+    def _with_pictures(self, chunk: list[tuple], images: list[Tensor]) -> list[tuple]:
+        out = []
+        for entry in chunk:
+            if images and isinstance(entry[0], int) and entry[0] == self.picture_token:
+                entry = ({"type": "image", "data": images.pop(0)}, *entry[1:])
+            out.append(entry)
+        return out
 
     def state_dict(self) -> dict[str, Tensor]:
         return getattr(self, self.name).state_dict()

@@ -13,9 +13,13 @@ from torch import Tensor, nn
 from comfy.text_encoders.clip_encoder import Chunk
 from comfy.text_encoders.llama import LlamaConfig, config_from_state_dict
 from comfy.text_encoders.llm_encoder import LAST, LLMTextEncoder, TemplateTokenizer
+from comfy.text_encoders.qwen_vision import QwenVisionConfig
+from comfy.text_encoders.qwen_vision import config_from_state_dict as vision_config
+from comfy.text_encoders.qwen_vl import QwenVLEncoder
 
 QWEN_PAD = 151643
 QWEN_START = 151644
+QWEN_PICTURE = 151655
 # "user" and the line break behind it.
 QWEN_USER = (872, 198)
 GEMMA_START = 2
@@ -49,6 +53,14 @@ class QwenImageTokenizer(TemplateTokenizer):
         "relationships of the objects and background:<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n"
         "<|im_start|>assistant\n"
     )
+    picture_template = (
+        "<|im_start|>system\nDescribe the key features of the input image (color, shape, size, texture, objects, "
+        "background), then explain how the user's text instruction should alter or modify the image. Generate a new "
+        "image that meets the user's requirements while maintaining consistency with the original input where "
+        "appropriate.<|im_end|>\n<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>{}<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    picture_token = QWEN_PICTURE
     options: ClassVar = {"vocabulary": "qwen2.5", "embedding_size": 3584, "pad_token": QWEN_PAD}
 
 
@@ -138,10 +150,25 @@ class ZImageTEModel(LLMModel):
 
 
 class QwenImageTEModel(LLMModel):
-    """Qwen 2.5. What the template says before the prompt is cut off again."""
+    """Qwen 2.5 VL, which also sees pictures where the file has its eyes. What the template says before the prompt is
+    cut off again."""
 
     name = "qwen25_7b"
     special_tokens: ClassVar = {"pad": QWEN_PAD}
+
+    def __init__(
+        self, config: LlamaConfig, name: str | None = None, vision: QwenVisionConfig | None = None, **kwargs: Any
+    ):
+        super().__init__(config, name, **kwargs)
+        encoder = QwenVLEncoder(config, self.layer, self.special_tokens, vision, **kwargs)
+        setattr(self, self.encoder_name, encoder)
+
+    @classmethod
+    def build(cls, sd: Mapping[str, Tensor], **kwargs: Any) -> QwenImageTEModel:
+        name = next(iter(sd)).partition(".")[0]
+        eyes = f"{name}.transformer.visual."
+        vision = vision_config(sd, eyes) if f"{eyes}blocks.0.mlp.gate_proj.weight" in sd else None
+        return cls(config_from_state_dict(sd, f"{name}.transformer."), name, vision, **kwargs)
 
     def encode_token_weights(self, token_weight_pairs: Mapping[str, Sequence[Chunk]]) -> tuple:
         cond, pooled, extra = super().encode_token_weights(token_weight_pairs)
