@@ -88,7 +88,11 @@ EXTRA_FAMILIES = (
     "calculator",
     "text",
     "text_patterns",
+    "text_lists",
+    "image_lists",
+    "boxes",
     "audio",
+    "audio_mixing",
 )
 
 __all__ = [

@@ -1,10 +1,14 @@
 """Re-exports; see `nodes`."""
 
 from nodes.audio import AudioAdjustVolume, EmptyAudio, JoinAudioChannels, SplitAudioChannels, TrimAudioDuration
+from nodes.audio_mixing import AudioConcat, AudioEqualizer3Band, AudioMerge
 from nodes.empty_latents import EmptyLatentAudio
 
 __all__ = [
     "AudioAdjustVolume",
+    "AudioConcat",
+    "AudioEqualizer3Band",
+    "AudioMerge",
     "EmptyAudio",
     "EmptyLatentAudio",
     "JoinAudioChannels",
