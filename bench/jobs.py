@@ -1,6 +1,6 @@
 """What the job store costs: submitting with and without it, starting again, pages of long lists, memory.
 
-    python bench/jobs.py [--jobs 1000000] [--only submit,restart,pages,memory]
+    python bench/jobs.py [--jobs 1000000] [--only submit,run,restart,pages,memory]
 
 Times are CPU time of the whole process where it says CPU, else wall time; medians of several runs. Goals in brackets.
 """
@@ -105,6 +105,35 @@ def bench_submit(folder: str) -> None:
             for kind in ("memory", "disk"):
                 goal = "[<= 0.15]" if in_flight == 16 and kind == "disk" else ""
                 show(f"store in {kind} adds ({where})", taken[kind] - taken["none"], "ms", goal)
+
+
+# --- running ------------------------------------------------------------------------------------------------
+
+
+def bench_run(folder: str) -> None:
+    print("Running: what the store adds to each job, which is stored before its first node and before its last event")
+    count, taken = 500, {}
+    for kind in ("none", "disk"):
+        queue, ledger = new_queue(), None
+        if kind == "disk":
+            ledger = Ledger(SqliteStore(os.path.join(folder, "run.db")))
+            ledger.attach(queue)
+        for number in range(count):
+            queue.put(entry_of(number, prompt_of(2000)))
+        queue.observer.settle()
+        wall, cpu = [], time.process_time()
+        for _ in range(count):
+            started = time.perf_counter()
+            task_id = queue.get(0)[1]
+            queue.observer.settle()
+            queue.finish(task_id, RESULT, ENDED)
+            queue.observer.settle()
+            wall.append(time.perf_counter() - started)
+        taken[kind] = statistics.median(wall) * 1000, (time.process_time() - cpu) / count * 1000
+        if ledger is not None:
+            ledger.close()
+    show("median wall time", taken["disk"][0] - taken["none"][0], "ms")
+    show("CPU", taken["disk"][1] - taken["none"][1], "ms")
 
 
 # --- starting again -----------------------------------------------------------------------------------------
@@ -256,12 +285,14 @@ def bench_memory(folder: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=1_000_000, help="length of the long list (%(default)s)")
-    parser.add_argument("--only", default="submit,restart,pages,memory", help="parts to run (%(default)s)")
+    parser.add_argument("--only", default="submit,run,restart,pages,memory", help="parts to run (%(default)s)")
     arguments = parser.parse_args()
     wanted = arguments.only.split(",")
     with tempfile.TemporaryDirectory() as folder:
         if "submit" in wanted:
             bench_submit(folder)
+        if "run" in wanted:
+            bench_run(folder)
         if "restart" in wanted:
             bench_restart(folder)
         if "pages" in wanted:

@@ -12,8 +12,9 @@ from jobs.store import Change
 
 log = logging.getLogger(__name__)
 
-# Whoever adds a change outside of an event loop is likely to write it by `settle` in a moment.
-_LINGER_SECONDS = 0.002
+# Whoever adds a change outside of an event loop is likely to write it by `settle` in a moment; if not, the thread does
+# after this time. To wake it each time would cost more than it is worth.
+_LINGER_SECONDS = 0.25
 
 
 class Writer:
@@ -49,9 +50,7 @@ class Writer:
                 self._thread = threading.Thread(target=self._run, name="job-store", daemon=True)
                 self._thread.start()
             loop = asyncio._get_running_loop()
-            if loop is None:
-                self._wake.notify()
-            else:
+            if loop is not None:
                 self._kick_soon(loop)
 
     def _kick_soon(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -105,13 +104,13 @@ class Writer:
     def _run(self) -> None:
         while True:
             with self._wake:
-                while not self._changes and not self._closed:
-                    self._wake.wait()
-                if not self._urgent and not self._closed:
-                    self._wake.wait(_LINGER_SECONDS)
+                while not (self._urgent or self._closed) and self._wake.wait(_LINGER_SECONDS):
+                    pass
                 self._urgent = False
-                if self._closed and not self._changes:
-                    return
+                if not self._changes:
+                    if self._closed:
+                        return
+                    continue
             with self._writing:
                 self._write()
 
