@@ -32,6 +32,9 @@ class QueueEntry(tuple):
 
     json: bytes
     submission: Any = None  # what the ledger of jobs is to know about how it came in
+    # Set once whoever submitted it knows its id. Clients wait for that id before they listen for its events, so a run
+    # must not be over by then. None: nobody waits.
+    answered: threading.Event | None = None
 
     def __new__(cls, item: Iterable[Any]) -> QueueEntry:
         entry = super().__new__(cls, item)

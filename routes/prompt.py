@@ -6,6 +6,7 @@ import inspect
 import logging
 import math
 import os
+import threading
 import time
 import uuid
 from fnmatch import fnmatchcase
@@ -306,6 +307,10 @@ def add_to(table: Table, server: PromptServer) -> None:
             raise PromptRefused("invalid_prompt", str(error)) from error
         counter = counted if "number" not in body else None
         entry.submission = Submission(counter, digest, None if digest is None else to_json(answer))
+        entry.answered = threading.Event()
         server.prompt_queue.put(entry)
-        await server.jobs.stored()
+        try:
+            await server.jobs.stored()
+        finally:
+            server.loop.call_soon(entry.answered.set)  # when the loop has written what follows
         return json_answer(answer)

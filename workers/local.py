@@ -32,6 +32,7 @@ from comfy_execution.prompt_queue import ExecutionStatus, PromptQueue, QueueEntr
 
 log = logging.getLogger(__name__)
 
+_ANSWER_SECONDS = 10.0  # how long a run waits, at most, until its submitter has been answered
 _COLLECT_SECONDS = 10.0  # least time between two full garbage collections
 _IDLE_COLLECT_SECONDS = 60.0  # the same while nothing runs; other threads leave rubbish too
 _RESTART_SECONDS = 0.5  # before a dead worker is replaced, so that one that cannot live does not spin
@@ -162,6 +163,8 @@ class PromptWorker:
             return announced
 
         try:
+            if entry.answered is not None:
+                entry.answered.wait(_ANSWER_SECONDS)
             self.queue.observer.settle()  # should the process die, it is known what ran
             extra_data = {**entry.extra_data, **entry.secrets}
             executor.execute(entry[2], entry.prompt_id, extra_data, entry[4], before_end=before_end)

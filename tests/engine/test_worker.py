@@ -261,3 +261,18 @@ def test_others_are_told_of_each_end_and_cannot_harm_the_worker(work):
     work({"s": n("Show", value=2)}, ["s"])
     wait_for(lambda: len(told) == 2)
     assert [outputs for _, outputs in told] == [{"s": {"value": ["1"]}}, {"s": {"value": ["2"]}}]
+
+
+def test_a_run_begins_when_its_submitter_has_been_answered(work, server):
+    import threading
+
+    entry = execution.QueueEntry((0, "held", {"s": n("Show", value=1)}, {"client_id": "c"}, ["s"]))
+    entry.answered = threading.Event()
+    server.events.clear()
+    work.queue.put(entry)
+    wait_for(lambda: work.queue.running_ids() == ["held"])
+    work.worker._thread.join(0.2)
+    assert server.of("execution_start") == [] and "held" not in work.queue.history
+    entry.answered.set()
+    wait_for(lambda: "held" in work.queue.history)
+    assert len(server.of("execution_start")) == 1

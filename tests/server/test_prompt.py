@@ -1,5 +1,6 @@
 """POST /prompt: what is refused, and how (http-api.md section 2, reference-quirks.md)."""
 
+import asyncio
 import json
 import uuid
 
@@ -146,6 +147,19 @@ async def test_private_keys_reach_nodes_and_are_in_no_answer(start, flags):
     flags(private_extra_data=["*"])
     await running.post("/prompt", json=request)
     assert running.server.prompt_queue.queue[-1].extra_data.keys() == {"preview_method", "client_id", "create_time"}
+
+
+async def test_a_prompt_may_run_once_its_id_has_been_told(running, monkeypatch):
+    stored = asyncio.Event()
+    monkeypatch.setattr(running.server.jobs, "stored", stored.wait)
+    posting = asyncio.create_task(running.post("/prompt", json={"prompt": text_prompt()}))
+    while not running.server.prompt_queue.queue:
+        await asyncio.sleep(0.005)
+    (entry,) = running.server.prompt_queue.queue
+    await asyncio.sleep(0.05)
+    assert not entry.answered.is_set() and not posting.done()
+    stored.set()
+    assert (await posting)[0] == 200 and entry.answered.is_set()
 
 
 def test_made_up_ids_are_uuids_and_differ():
