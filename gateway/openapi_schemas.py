@@ -75,7 +75,7 @@ _PROMPTS: dict[str, Schema] = {
                     "client_id": TEXT,
                     "preview_method": TEXT,
                     "timeout": {**NUMBER, "exclusiveMinimum": 0, "description": "Seconds the job may run"},
-                    "retry": {"description": "When to run the job again; see docs/operations.md"},
+                    "retry": {"description": "When to run the job again; see docs/queue.md"},
                 },
                 "Kept with the prompt; each key of extra_pnginfo becomes a text chunk of saved PNG files",
             ),
