@@ -10,7 +10,7 @@ ARGS   ?=
 export OMP_WAIT_POLICY ?= PASSIVE
 SUITES := SERVER_CMD="$(CURDIR)/$(BIN)/python main.py" SERVER_DIR="$(CURDIR)"
 
-.PHONY: run install test test-fast test-unit test-conformance test-clients lint format browser soak bench clean
+.PHONY: run install test test-fast test-unit test-conformance test-clients lint format browser soak bench bench-gpu clean
 
 run: $(VENV)/.installed
 	@$(BIN)/python main.py --demo $(ARGS)
@@ -80,6 +80,10 @@ soak: $(VENV)/.installed-test
 
 bench: $(VENV)/.installed-test
 	@for b in bench/*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
+
+# What needs a CUDA device, tests and figures, in less than 8 minutes.
+bench-gpu: $(VENV)/.installed-test
+	bench/gpu.sh $(BIN)/python
 
 clean:
 	rm -rf $(VENV) temp build darkroom.egg-info

@@ -260,13 +260,19 @@ class Allocation:
 _memories: dict[torch.device, DeviceMemory] = {}
 
 
+def normalized(device: torch.device | str) -> torch.device:
+    """The device with its number: "cuda" is the one in use."""
+    device = torch.device(device)
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
 def memory_of(device: torch.device | str) -> DeviceMemory:
     """The memory of a device."""
-    device = torch.device(device)
+    device = normalized(device)
     found = _memories.get(device)
     if found is None:
-        if device.type == "cuda" and device.index is None:
-            return memory_of(torch.device("cuda", torch.cuda.current_device()))
         kinds = {"cuda": CudaMemory, "mps": UnifiedMemory}
         found = _memories[device] = kinds.get(device.type, HostMemory)(device)
     return found

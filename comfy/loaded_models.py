@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from comfy import devices
-from comfy.device_memory import memory_of
+from comfy.device_memory import memory_of, normalized
 from comfy.devices import get_free_memory, minimum_inference_memory, soft_empty_cache
 from comfy.ledger import ledger_of, name_of
 from comfy.placement import Placement
@@ -237,7 +237,7 @@ def free_memory(
         keep = list(keep_loaded)
         unloaded: list[LoadedModel] = []
         for entry in reversed(current_loaded_models.copy()):
-            if entry.device != torch.device(device) or entry in keep:
+            if entry.device != normalized(device) or entry in keep:
                 continue
             short = memory_required - get_free_memory(device)
             if short <= 0:

@@ -19,7 +19,7 @@ import comfy.model_management
 import comfy.state_dicts
 import comfy.weight_patches
 from comfy.cli_args import args
-from comfy.device_memory import memory_of
+from comfy.device_memory import memory_of, normalized
 from comfy.model_options import OptionSetters, create_model_options_clone, set_model_options_patch_replace
 from comfy.patcher_attachments import Attachments
 from comfy.patcher_extension import CallbacksMP
@@ -52,7 +52,7 @@ class ModelPatcher(OptionSetters, Attachments, HookedWeights):
         weight_inplace_update: bool = False,
     ):
         self.model = model
-        self.load_device = torch.device(load_device)
+        self.load_device = normalized(load_device)
         self.offload_device = torch.device(offload_device)
         self.size = size
         self.weight_inplace_update = weight_inplace_update
@@ -326,7 +326,7 @@ class ModelPatcher(OptionSetters, Attachments, HookedWeights):
         full_load: bool = False,
     ) -> None:
         """The weights part of `patch_model`."""
-        device_to = self.load_device if device_to is None else torch.device(device_to)
+        device_to = self.load_device if device_to is None else normalized(device_to)
         self.release_hooks()
         budget = lowvram_model_memory if lowvram_model_memory > 0 and not full_load else None
         # Nodes run in inference mode, but weights outlive it: only ordinary tensors can be patched in place later.
