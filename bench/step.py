@@ -107,14 +107,16 @@ def case(size: str, full: bool, cells: int, device: torch.device, dtype: torch.d
 
 
 def milliseconds(run: Callable[[], Any], device: torch.device, repeat: int) -> float:
-    """Median time of a call, after one that does not count."""
+    """Median time of a call, after one that does not count; with one thread the CPU's time, so that other programs do
+    not count either."""
+    clock = time.process_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
     times = []
     for _ in range(repeat + 1):
-        start = time.perf_counter()
+        start = clock()
         run()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        times.append((time.perf_counter() - start) * 1e3)
+        times.append((clock() - start) * 1e3)
     return statistics.median(times[1:])
 
 
