@@ -119,6 +119,8 @@ def load_clipvision_from_sd(
     own = {k[len(prefix) :]: v for k, v in sd.items() if k.startswith(prefix)}
     if OPEN_CLIP_MARK in own:
         own = from_open_clip(own)
+    # Checkpoints that this program writes keep the encoder's own names, one level down.
+    own = {k.removeprefix("visual."): v for k, v in own.items()}
     # Files of whole CLIP or SigLIP models have a text part, and SigLIP a head that nothing here uses.
     kept = ("vision_model.", "visual_projection.")
     own = {k: v for k, v in own.items() if k.startswith(kept) and not k.startswith("vision_model.head.")}

@@ -223,7 +223,7 @@ def load_state_dict_guess_config(
             clip = _text_side(target, clip_sd, embedding_directory, te_model_options, folders)
     vision = None
     if output_clipvision:
-        vision = comfy.clip_vision.load_clipvision_from_sd(sd, "embedder.model.")
+        vision = comfy.clip_vision.load_clipvision_from_sd(sd, model_config.clip_vision_prefix)
     if sd:
         log.debug("%d tensors of the checkpoint are not used, such as %s", len(sd), next(iter(sd)))
     return model, clip, vae, vision

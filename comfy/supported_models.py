@@ -18,6 +18,7 @@ from comfy.denoisers import flux as flux_denoisers
 from comfy.denoisers import transformer as transformer_denoisers
 from comfy.denoisers import unclip as unclip_denoisers
 from comfy.denoisers import unet as unet_denoisers
+from comfy.denoisers import zero123 as zero123_denoisers
 from comfy.model_sampling import ModelType
 from comfy.models import auraflow, chroma, flux, flux2, hidream, lumina2, mmdit, pixart, qwen_image
 from comfy.supported_models_base import BASE, ClipTarget, Network
@@ -70,6 +71,23 @@ class SD15_instructpix2pix(SD15):
 
     def inpaint_model(self) -> bool:
         return False
+
+
+class Stable_Zero123(SD15):
+    """Stable Zero123: a picture's latent beside the noisy one, its vector and the camera's place instead of a text."""
+
+    unet_config = {**SD15.unet_config, "in_channels": 8}
+    required_keys = {"cc_projection.weight": None, "cc_projection.bias": None}
+    base_model = zero123_denoisers.Stable_Zero123
+    clip_vision_prefix = "cond_stage_model.model."
+
+    def inpaint_model(self) -> bool:
+        return False
+
+    def get_model(self, state_dict: Mapping[str, Tensor], prefix: str = "", device: Any = None) -> Any:
+        model = super().get_model(state_dict, prefix, device)
+        model.take_projection(state_dict)
+        return model
 
 
 class SD20(UNetFamily):
@@ -438,6 +456,7 @@ class HiDream(TransformerFamily):
 # Special cases before the general ones.
 models: list[Any] = [
     SD_X4Upscaler,
+    Stable_Zero123,
     SD15_instructpix2pix,
     SD15,
     SD20,

@@ -56,6 +56,8 @@ class BASE:
     text_encoder_key_prefix: tuple[str, ...] = ("cond_stage_model.",)
     # Encoders without which a checkpoint's text side cannot work.
     text_encoders: tuple[str, ...] = ()
+    # Where a checkpoint has its image encoder, if there is one.
+    clip_vision_prefix: str = "embedder.model."
     unet_key_prefix: str = "model.diffusion_model."
 
     manual_cast_dtype: torch.dtype | None = None
@@ -130,4 +132,4 @@ class BASE:
         return {self.text_encoder_key_prefix[0] + k: v for k, v in state_dict.items()}
 
     def process_clip_vision_state_dict_for_saving(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {f"embedder.model.visual.{k}": v for k, v in state_dict.items()}
+        return {f"{self.clip_vision_prefix}visual.{k}": v for k, v in state_dict.items()}

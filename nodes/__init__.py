@@ -60,6 +60,7 @@ EXTRA_FAMILIES = (
     "hook_conditioning",
     "model_conditioning",
     "picture_upscaler",
+    "view_models",
     "family_text",
     "llm_text",
     "picture_text",
