@@ -18,11 +18,8 @@ from tests.families.text import CASES, DATA, EMBEDDINGS, clip_config, encoder_fi
 from tests.networks.golden import DATA as MODELS
 from tests.networks.golden import LIMIT, error
 
-# Of some cases only every so many tokens are kept.
-OUTPUTS = {
-    **load_file(DATA / "family_outputs.safetensors"),
-    **load_file(DATA / "family_outputs_thinned.safetensors"),
-}
+# Every so many tokens are kept; each case says how many.
+OUTPUTS = load_file(DATA / "family_outputs.safetensors")
 DETECTED = json.loads(gzip.decompress((MODELS / "detected.json.gz").read_bytes()))
 
 
@@ -108,7 +105,7 @@ def test_conditioning(name, sides, vocabularies):
     )
     assert list(out["cond"].shape) == case["cond_shape"]
     recorded = OUTPUTS[f"{name}/cond"]
-    assert error(out["cond"][:, :: case.get("every", 1), : recorded.shape[-1]], recorded) < LIMIT
+    assert error(out["cond"][:, :: case["every"], : recorded.shape[-1]], recorded) < LIMIT
     assert not out["cond"][..., recorded.shape[-1] :].any()
     if case["pooled_shape"] is None:
         assert out["pooled_output"] is None
@@ -284,7 +281,7 @@ def test_errors_name_the_file_and_what_is_wrong(tmp_path):
     lora = write("lora.safetensors", {"lora_te_x.lora_up.weight": torch.zeros(2, 2)})
     with pytest.raises(UnknownModelError, match="looks like a LoRA") as caught:
         comfy.sd.load_clip([small_l, lora], clip_type=CLIPType.FLUX)
-    assert lora in str(caught.value)
+    assert "lora.safetensors" in str(caught.value)
 
 
 def test_layouts_of_encoder_files(tmp_path):

@@ -21,6 +21,8 @@ from tests.networks.golden import LIMIT, Golden, error
 DATA = Path(__file__).resolve().parent.parent / "data" / "text"
 CASES = json.loads((DATA / "clip_l_cases.json").read_text(encoding="utf-8"))
 OUTPUTS = load_file(DATA / "clip_l_outputs.safetensors")
+# Of the recorded conditioning every so many tokens are kept.
+EVERY = 3
 
 
 def token_table() -> torch.Tensor:
@@ -57,7 +59,7 @@ def test_conditioning(clip, name):
         clip.clip_layer(case["clip_layer"])
     tokens = clip.tokenize(case["prompt"])
     cond, pooled = clip.encode_from_tokens(tokens, return_pooled="unprojected" if case["unprojected"] else True)
-    assert error(cond, OUTPUTS[f"{name}/cond"]) < LIMIT
+    assert error(cond[:, ::EVERY], OUTPUTS[f"{name}/cond"]) < LIMIT
     assert error(pooled, OUTPUTS[f"{name}/pooled"]) < LIMIT
 
 
