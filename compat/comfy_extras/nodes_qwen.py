@@ -1,5 +1,6 @@
 """Re-exports; see `nodes`."""
 
 from nodes.empty_latents import EmptyQwenImageLayeredLatentImage
+from nodes.picture_text import TextEncodeQwenImageEdit, TextEncodeQwenImageEditPlus
 
-__all__ = ["EmptyQwenImageLayeredLatentImage"]
+__all__ = ["EmptyQwenImageLayeredLatentImage", "TextEncodeQwenImageEdit", "TextEncodeQwenImageEditPlus"]
