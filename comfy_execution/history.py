@@ -55,6 +55,10 @@ class History(dict):
         for prompt_id in prompt_ids:
             self.pop(prompt_id, None)
 
+    def is_at_hand(self, prompt_id: str) -> bool:
+        """Whether looking for an id costs nothing; of a history on disk it may not be."""
+        return True
+
     def ids(self, start: int, stop: int) -> list[str]:
         """The ids from place `start` to before `stop`, oldest first."""
         return list(islice(self, start, stop))

@@ -29,6 +29,7 @@ class StoredHistory(MutableMapping[str, HistoryEntry]):
         limit: how many entries there are when one counts them or goes through them.
         adopt: told of entries that did not come from the queue.
         forgotten: told which ids were deleted; None: all that have ended.
+        is_queued: whether a prompt waits or runs: then it has no entry, whatever the store has of an earlier run.
     """
 
     def __init__(
@@ -38,11 +39,13 @@ class StoredHistory(MutableMapping[str, HistoryEntry]):
         limit: int,
         adopt: Callable[[str, Mapping[str, Any]], None],
         forgotten: Callable[[Sequence[str] | None], None],
+        is_queued: Callable[[str], bool],
     ) -> None:
         self._store = store
         self._writer = writer
         self._adopt = adopt
         self._forgotten = forgotten
+        self._is_queued = is_queued
         self.limit = max(1, limit)
         self._lock = threading.RLock()
         self._ids: dict[str, None] = dict.fromkeys(store().history_ids(self.limit))
@@ -76,13 +79,17 @@ class StoredHistory(MutableMapping[str, HistoryEntry]):
         """The JSON of entries; unknown ids are left out."""
         with self._lock:
             found = {ident: self._recent[ident].json for ident in prompt_ids if ident in self._recent}
-        others = [ident for ident in prompt_ids if ident not in found]
+        others = [ident for ident in prompt_ids if ident not in found and not self._is_queued(ident)]
         if others:
             self._writer.settle()
             for payload in self._store().payloads(others).values():
                 if payload.result is not None:
                     found[payload.id] = _joined(payload.entry, payload.result)
         return [(ident, found[ident]) for ident in prompt_ids if ident in found]
+
+    def is_at_hand(self, prompt_id: str) -> bool:
+        """Whether it is known without the disk what there is of an id."""
+        return prompt_id in self._recent or self._is_queued(prompt_id)
 
     def discard(self, prompt_ids: Sequence[str]) -> None:
         """Forget ids that the store has not any more, or that are to run anew."""
@@ -103,6 +110,8 @@ class StoredHistory(MutableMapping[str, HistoryEntry]):
             record = self._recent.get(prompt_id)
         if record is not None:
             return record
+        if self._is_queued(prompt_id):
+            raise KeyError(prompt_id)
         self._writer.settle()
         payload = self._store().payloads([prompt_id]).get(prompt_id)
         if payload is None or payload.result is None:

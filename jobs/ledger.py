@@ -80,7 +80,9 @@ class Ledger:
         self._live: dict[str, Job] = {}  # what waits or runs
         self._recent: OrderedDict[str, Job] = OrderedDict()  # what has ended lately
         self._retention = retention or Retention()
-        self.history = StoredHistory(lambda: self.store, self._writer, history_size, self._adopt, self._forgotten)
+        self.history = StoredHistory(
+            lambda: self.store, self._writer, history_size, self._adopt, self._forgotten, self._live.__contains__
+        )
 
     @property
     def store(self) -> JobStore:

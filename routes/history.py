@@ -39,7 +39,10 @@ def add_to(table: Table, server: PromptServer) -> None:
         answers={200: "History"},
     )
     async def get_entry(request: web.Request) -> web.Response:
-        return json_body(server.prompt_queue.history_json(prompt_id=request.match_info["prompt_id"]))
+        prompt_id, queue = request.match_info["prompt_id"], server.prompt_queue
+        if queue.history.is_at_hand(prompt_id):
+            return json_body(queue.history_json(prompt_id))
+        return json_body(await asyncio.to_thread(queue.history_json, prompt_id))
 
     @table.post("/history", "Forget what has ended.", body="Removal", answers={200: EMPTY, **REFUSED})
     async def change_history(request: web.Request) -> web.Response:
