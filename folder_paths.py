@@ -516,8 +516,8 @@ def get_save_image_path(
 ) -> tuple[str, str, int, str, str]:
     """Where the next files of a prefix go: (folder, base name, counter, subfolder, prefix less tokens).
 
-    The counter is one above the highest `<base>_<number>_…` in the folder, which is created. Tokens:
-    %width% %height% (pixels) %year% %month% %day% %hour% %minute% %second%.
+    The counter is one above the highest `<base>_<number>_…` or `<base>_<number>.…` in the folder, which is created.
+    Tokens: %width% %height% (pixels) %year% %month% %day% %hour% %minute% %second%.
     Raises PathOutsideFolder if the prefix leaves `output_dir`, ValueError if a part of it is too long for a file name.
     """
     now = time.localtime()
@@ -540,7 +540,7 @@ def get_save_image_path(
     folder, filename = os.path.dirname(target), os.path.basename(target)
     subfolder = os.path.dirname(os.path.normpath(filename_prefix))
     os.makedirs(folder, exist_ok=True)
-    numbered = re.compile(re.escape(os.path.normcase(filename)) + r"_(\d+)_")
+    numbered = re.compile(re.escape(os.path.normcase(filename)) + r"_(\d+)[_.]")
     counter = 1
     with os.scandir(folder) as entries:
         for entry in entries:

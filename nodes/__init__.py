@@ -94,6 +94,8 @@ EXTRA_FAMILIES = (
     "boxes",
     "audio",
     "audio_mixing",
+    "sound_files",
+    "video_files",
 )
 
 __all__ = [

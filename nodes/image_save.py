@@ -97,8 +97,8 @@ class OutputFiles:
 
 def _write_whole(data: bytes, path: str) -> None:
     """Write a new file that is either whole or not there. Raises FileExistsError if there is one of that name."""
-    folder, name = os.path.split(path)
-    unfinished = os.path.join(folder, f".{name}.{uuid.uuid4().hex}.part")
+    folder = os.path.dirname(path)
+    unfinished = os.path.join(folder, f".{uuid.uuid4().hex}.part")  # not longer than any name of ours
     try:
         with open(unfinished, "wb") as file:
             file.write(data)

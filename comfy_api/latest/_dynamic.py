@@ -192,7 +192,8 @@ class DynamicCombo(ComfyTypeI):
 
         def resolve(self, resolution: Resolution, prefix: str, path: tuple[str, ...]) -> None:
             name = prefix + self.id
-            resolution.declare(name, self, self.optional, (*path, self.id, self.id))
+            # A choice inside of another one may be missing: prompts made before it was there are still accepted.
+            resolution.declare(name, self, self.optional or bool(path), (*path, self.id, self.id))
             chosen = resolution.sent.get(name)
             for option in self.options:
                 if option.key == chosen:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 from comfy_api.latest._input import VideoInput
 from comfy_api.latest._types import VideoCodec, VideoComponents, VideoContainer
+from comfy_api.latest.video_encoding import encode
+
+# How the values of a video are encoded, by the numbers of ITU-T H.273.
+_TRANSFERS = {16: "HDR PQ", 18: "HDR"}
 
 
 class VideoFromFile(VideoInput):
@@ -42,12 +47,19 @@ class VideoFromFile(VideoInput):
                     continue
                 if end is not None and frame.time is not None and frame.time >= end - 1e-6:
                     break
-                frames.append(frame.to_ndarray(format="rgb24"))
+                # As numbers, not bytes: half-size colour planes are then interpolated.
+                frames.append(frame.to_ndarray(format="gbrpf32le"))
             metadata = dict(container.metadata)
+            depth = 10 if "10" in (stream.codec_context.pix_fmt or "") else 8
+            colours = _TRANSFERS.get(int(stream.codec_context.color_trc), "sRGB")
         if not frames:
             raise ValueError("the video has no frames in the part that was asked for")
-        images = torch.from_numpy(np.stack(frames)).float() / 255.0
-        return VideoComponents(images, rate, self._audio(), _parsed(metadata))
+        images = torch.from_numpy(np.stack(frames)).clamp_(0.0, 1.0)
+        return VideoComponents(images, rate, self._audio(), _parsed(metadata), depth, colours)
+
+    def whole_file(self) -> str | io.BytesIO | None:
+        """The file or stream it is read from; None if only a part of it is taken."""
+        return None if self._start_time or self._duration else self._source()
 
     def get_dimensions(self) -> tuple[int, int]:
         with self._open() as container:
@@ -143,44 +155,10 @@ class VideoFromComponents(VideoInput):
             raise ValueError(f"videos can be saved as mp4, not {format}")
         if VideoCodec(codec) not in (VideoCodec.AUTO, VideoCodec.H264):
             raise ValueError(f"videos can be encoded as h264, not {codec}")
-        import av
-
-        images, rate = self._components.images, Fraction(round(float(self._components.frame_rate) * 1000), 1000)
-        options = {"movflags": "use_metadata_tags"}
-        with av.open(path, "w", format="mp4", options=options) as container:
-            for key, value in (metadata or {}).items():
-                container.metadata[key] = json.dumps(value)
-            video = container.add_stream("h264", rate=rate)
-            video.width, video.height = images.shape[2] & ~1, images.shape[1] & ~1  # yuv420p halves both
-            video.pix_fmt = "yuv420p"
-            audio, samples = self._audio_stream(container, rate)
-            for image in images[:, : video.height, : video.width, :3]:
-                pixels = (image.detach().cpu().float() * 255).clamp(0, 255).byte().numpy()
-                for packet in video.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")):
-                    container.mux(packet)
-            for packet in video.encode(None):
-                container.mux(packet)
-            if audio is not None:
-                for packet in (*audio.encode(samples), *audio.encode(None)):
-                    container.mux(packet)
-
-    def _audio_stream(self, container: Any, rate: Fraction) -> tuple[Any, Any]:
-        """A sound track for the container, and what to encode into it: no longer than the frames last."""
-        import av
-
-        sound = self._components.audio
-        if sound is None:
-            return None, None
-        sample_rate = int(sound["sample_rate"])
-        seconds = self._components.images.shape[0] / rate
-        wave = sound["waveform"][0][:2, : round(seconds * sample_rate)].detach().cpu().float()
-        layout = "mono" if wave.shape[0] == 1 else "stereo"
-        stream = container.add_stream("aac", rate=sample_rate, layout=layout)
-        flat = wave.movedim(0, 1).reshape(1, -1).contiguous().numpy()
-        frame = av.AudioFrame.from_ndarray(flat, format="flt", layout=layout)
-        frame.sample_rate = sample_rate
-        frame.pts = 0
-        return stream, frame
+        # What is there with one row or column too many is worth having without it.
+        height, width = (side & ~1 for side in self._components.images.shape[1:3])
+        images = self._components.images[:, :height, :width]
+        encode(path, replace(self._components, images=images), metadata=metadata)
 
 
 def _parsed(metadata: dict[str, str]) -> dict[str, Any] | None:

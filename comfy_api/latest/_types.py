@@ -49,6 +49,8 @@ class VideoComponents:
     frame_rate: Fraction
     audio: dict[str, Any] | None = None
     metadata: dict[str, Any] | None = None
+    bit_depth: int = 8
+    color_space: str = "sRGB"  # or "HDR" (HLG), "HDR PQ": what the values of the frames stand for
 
 
 class VOXEL:

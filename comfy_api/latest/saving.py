@@ -32,16 +32,20 @@ def random_prefix() -> str:
     return "ComfyUI_temp_" + "".join(random.choices(string.ascii_lowercase, k=5))
 
 
-def _metadata(cls: Any) -> dict[str, str]:
-    """Prompt and extra_pnginfo of a running node class, as JSON texts."""
+def metadata_of(cls: Any) -> dict[str, Any]:
+    """Prompt and extra_pnginfo of a running node class; nothing with --disable-metadata."""
     from comfy.cli_args import args
 
     if cls is None or args.disable_metadata:
         return {}
     hidden = cls.hidden
-    found = {} if hidden.prompt is None else {"prompt": json.dumps(hidden.prompt)}
-    found.update({key: json.dumps(value) for key, value in (hidden.extra_pnginfo or {}).items()})
-    return found
+    found = {} if hidden.prompt is None else {"prompt": hidden.prompt}
+    return {**found, **(hidden.extra_pnginfo or {})}
+
+
+def _metadata(cls: Any) -> dict[str, str]:
+    """The same as JSON texts."""
+    return {key: json.dumps(value) for key, value in metadata_of(cls).items()}
 
 
 def _png_info(cls: Any) -> Any:
@@ -188,7 +192,7 @@ class AudioSaveHelper:
         metadata = _metadata(cls)
         results = []
         for number, waveform in enumerate(audio["waveform"].detach().cpu().float()):
-            file = f"{name.replace('%batch_num%', str(number))}_{counter + number:05}_.{format}"
+            file = f"{name.replace('%batch_num%', str(number))}_{counter + number:05}.{format}"
             _encode_audio(os.path.join(folder, file), waveform, audio["sample_rate"], format, quality, metadata)
             results.append(SavedResult(file, subfolder, folder_type))
         return results
@@ -211,8 +215,8 @@ def _encode_audio(path: str, waveform: Any, rate: int, format: str, quality: str
     layout = "mono" if waveform.shape[0] == 1 else "stereo"
     out_rate = min((r for r in _OPUS_RATES if r >= rate), default=48000) if format == "opus" else rate
     with av.open(path, "w", format="ogg" if format == "opus" else format) as container:
-        container.metadata.update(metadata)
         stream = container.add_stream(codecs[format], rate=out_rate, layout=layout)
+        (stream if format == "opus" else container).metadata.update(metadata)
         if format == "mp3" and quality == "V0":
             stream.codec_context.qscale = 1
         elif format != "flac":

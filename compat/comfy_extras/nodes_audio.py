@@ -3,6 +3,7 @@
 from nodes.audio import AudioAdjustVolume, EmptyAudio, JoinAudioChannels, SplitAudioChannels, TrimAudioDuration
 from nodes.audio_mixing import AudioConcat, AudioEqualizer3Band, AudioMerge
 from nodes.empty_latents import EmptyLatentAudio
+from nodes.sound_files import LoadAudio, PreviewAudio, SaveAudio, SaveAudioMP3, SaveAudioOpus
 
 __all__ = [
     "AudioAdjustVolume",
@@ -12,6 +13,11 @@ __all__ = [
     "EmptyAudio",
     "EmptyLatentAudio",
     "JoinAudioChannels",
+    "LoadAudio",
+    "PreviewAudio",
+    "SaveAudio",
+    "SaveAudioMP3",
+    "SaveAudioOpus",
     "SplitAudioChannels",
     "TrimAudioDuration",
 ]

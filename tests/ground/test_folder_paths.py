@@ -79,7 +79,7 @@ def test_counter_follows_the_highest_number(base):
     out = base / "output"
     for name in ("X_00001_.png", "X_00007_.png", "X_9_.webp", "Xy_00044_.png", "X_00012.png", "X__.png"):
         (out / name).touch()
-    assert fp.get_save_image_path("X", str(out)) == (str(out), "X", 10, "", "X")
+    assert fp.get_save_image_path("X", str(out)) == (str(out), "X", 13, "", "X"), "sounds have no line at the end"
 
 
 def test_tokens_and_subfolders(base):
