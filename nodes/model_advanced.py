@@ -118,7 +118,7 @@ class TorchCompileModel(io.ComfyNode):
 
     @classmethod
     def execute(cls, model: Any, backend: str) -> io.NodeOutput:
-        from comfy.compiled import compile_model
+        from comfy.compile_wrapper import compile_model
 
         patched = model.clone()
         compile_model(patched, backend)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import nodes
-from comfy.compiled import compile_model
+from comfy.compile_wrapper import compile_model
 from comfy.models.rope import grid_ids, scaled_ids
 from comfy.step_cache import ChangeMeter
 from tests.addons.recorded_addons import denoised, host
