@@ -224,6 +224,7 @@ def end_at_the_latest(status: int) -> None:
 
     def end() -> None:
         log.warning("something holds up the end of the server; it ends now")
+        empty_temp_folder(recreate=False)
         leave(status)
 
     timer = threading.Timer(LAST_SECONDS, end)

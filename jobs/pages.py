@@ -18,6 +18,9 @@ from jobs.store import Query, Row
 Facts = Mapping[str, Mapping[str, Any]]
 
 
+LONGEST_PAGE = 10_000  # jobs of an answer to a request without a limit; as many as the reference has at most
+
+
 class BadCursor(ValueError):
     """A cursor that no page has given out."""
 
@@ -25,7 +28,7 @@ class BadCursor(ValueError):
 def by_offset(ledger: Ledger, query: Query, full: Facts | None = None) -> bytes:
     """JSON of GET /api/jobs. full: with all that the ledger knows, and these facts by job id. Reads the disk."""
     total = ledger.total(query)
-    rows = ledger.page(query)
+    rows = ledger.page(query if query.limit is not None else replace(query, limit=LONGEST_PAGE))
     pagination = {
         "offset": query.offset,
         "limit": query.limit,

@@ -80,7 +80,7 @@ def add_to(table: Table, server: PromptServer) -> None:
             Parameter("created_before", INTEGER, "Only jobs submitted before this time"),
             Parameter("sort_by", one_of(*jobs.SORT_KEYS)),
             Parameter("sort_order", one_of("desc", "asc")),
-            Parameter("limit", bounded(1), "At most that many; all by default, 100 with a cursor"),
+            Parameter("limit", bounded(1), "At most that many; 10,000 by default, 100 with a cursor"),
             Parameter("offset", INTEGER, "Skip that many; negative: none"),
             Parameter("cursor", description="Go on behind pagination.next_cursor of the last page; empty: start"),
             Parameter("full", BOOLEAN, "With instance_id, and all that is known of jobs that wait or run"),

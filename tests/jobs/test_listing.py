@@ -106,6 +106,15 @@ def test_cursors_reach_every_job_once(history, query, limit):
     assert found == sorted_anew(life, known, query)
 
 
+def test_a_request_without_a_limit_is_not_answered_with_everything(live, monkeypatch):
+    monkeypatch.setattr(pages, "LONGEST_PAGE", 3)
+    life = live()
+    for number in range(5):
+        life.put(str(number), create_time=number)
+    found, pagination = listed(life, Query(STATES))
+    assert found == ["4", "3", "2"] and pagination == {"offset": 0, "limit": None, "total": 5, "has_more": True}
+
+
 def test_a_cursor_is_not_disturbed_by_what_comes_and_goes(live):
     life = live()
     for number in range(10):
