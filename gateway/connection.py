@@ -10,7 +10,7 @@ from typing import Any
 
 from aiohttp import WSMsgType, web
 
-from gateway.outbox import Frame, Outbox, OutboxOverflow
+from gateway.outbox import HARD_FRAMES, Frame, Outbox, OutboxOverflow
 from protocol import to_json
 
 log = logging.getLogger(__name__)
@@ -39,10 +39,12 @@ class Connection:
 
     def put(self, frame: Frame) -> None:
         """Send a frame when its turn comes. A client that has stopped reading is given up."""
-        if self._held is not None:
+        if self._held is not None and len(self._held) < HARD_FRAMES:
             self._held.append(frame)
             return
         try:
+            if self._held is not None:
+                raise OutboxOverflow(len(self._held), sum(len(held.data) for held in self._held))
             self.outbox.put(frame)
         except OutboxOverflow as error:
             log.warning("client %s does not read its events (%s); disconnecting it", self.sid, error)
