@@ -68,6 +68,7 @@ EXTRA_FAMILIES = (
     "attention_guidance",
     "attention_weights",
     "model_advanced",
+    "model_patches",
     "hypernetworks",
     "lora_tools",
     "model_merging",

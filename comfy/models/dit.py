@@ -5,7 +5,9 @@ Source: Peebles & Xie 2023 (DiT: adaLN modulation), Esser et al. 2024 (its use i
 Hooks in `transformer_options`, keyed the way node packs do it: `patches_replace["dit"]` maps (kind, number),
 such as ("double_block", 3), to a callable f(args, extra) -> dict of the same outputs; `args` holds the block's
 tensors by name and `extra["original_block"]` runs the block itself on such a dict. While a block runs,
-`transformer_options` carries `block_type`, `block_index` and `total_blocks`.
+`transformer_options` carries `block_type`, `block_index` and `total_blocks`. `patches["double_block"]` lists callables
+f(values) -> values, called after each block of that kind: values hold its outputs by name, `x` (the latent),
+`block_index` and `transformer_options`.
 """
 
 from __future__ import annotations
@@ -145,21 +147,28 @@ class TimestepEmbedder(VectorEmbedder):
 class BlockHooks:
     """Runs the blocks of one forward pass, each through its replacement where there is one."""
 
-    def __init__(self, transformer_options: dict | None, total_blocks: int):
+    def __init__(self, transformer_options: dict | None, total_blocks: int, latent: Tensor | None = None):
+        """latent: what the network was called with, for patches that want to know its size."""
         self.options = {**(transformer_options or {}), "total_blocks": total_blocks}
         self.replacements = self.options.get("patches_replace", {}).get("dit", {})
+        self.patches = self.options.get("patches", {})
+        self.latent = latent
 
     def run(
         self, kind: str, number: int, block: Callable[[dict[str, Any]], dict[str, Tensor]], args: dict[str, Any]
     ) -> dict[str, Tensor]:
-        """`block(args)`, unless `(kind, number)` is replaced."""
+        """`block(args)`, unless `(kind, number)` is replaced; then what patches make of its tensors."""
         self.options["block_type"] = kind.removesuffix("_block")
         self.options["block_index"] = number
         replacement = self.replacements.get((kind, number))
         if replacement is None:
-            return block(args)
-        args = {**args, "transformer_options": self.options}
-        return replacement(args, {"original_block": block})
+            out = block(args)
+        else:
+            out = replacement({**args, "transformer_options": self.options}, {"original_block": block})
+        for patch in self.patches.get(kind, ()):
+            given = {**out, "x": self.latent, "block_index": number, "transformer_options": self.options}
+            out = {**out, **{name: value for name, value in patch(given).items() if name in out}}
+        return out
 
 
 def add_control(

@@ -289,7 +289,7 @@ class QwenImage(nn.Module):
         if attention_mask is not None:
             mask = F.pad(attention_mask.bool(), (0, img.shape[1]), value=True)[:, None, None]
 
-        hooks = BlockHooks(transformer_options, len(self.transformer_blocks))
+        hooks = BlockHooks(transformer_options, len(self.transformer_blocks), x)
         for i, block in enumerate(self.transformer_blocks):
 
             def run(args: dict, block=block) -> dict:

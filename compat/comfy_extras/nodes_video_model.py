@@ -2,5 +2,12 @@
 
 from nodes.guidance import VideoLinearCFGGuidance, VideoTriangleCFGGuidance
 from nodes.model_conditioning import ConditioningSetAreaPercentageVideo
+from nodes.view_models import ImageOnlyCheckpointLoader, ImageOnlyCheckpointSave
 
-__all__ = ["ConditioningSetAreaPercentageVideo", "VideoLinearCFGGuidance", "VideoTriangleCFGGuidance"]
+__all__ = [
+    "ConditioningSetAreaPercentageVideo",
+    "ImageOnlyCheckpointLoader",
+    "ImageOnlyCheckpointSave",
+    "VideoLinearCFGGuidance",
+    "VideoTriangleCFGGuidance",
+]

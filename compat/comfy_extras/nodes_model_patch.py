@@ -1,0 +1,5 @@
+"""Re-exports; see `nodes`."""
+
+from nodes.model_patches import ModelPatchLoader, QwenImageDiffsynthControlnet
+
+__all__ = ["ModelPatchLoader", "QwenImageDiffsynthControlnet"]
