@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import comfy.ops
-from comfy.compiled import CompiledNetwork
+from comfy.fast_network import CheckedNetwork
 from comfy.models.flux import Flux, FluxConfig
 from comfy.models.unet import UNetConfig, UNetModel
 from tests.memory.host_reads import HostReads
@@ -173,7 +173,7 @@ def main() -> int:
             good &= waited == 0
             last = compiled = float("nan")
             if given.compile:
-                network = CompiledNetwork(made.network)
+                network = CheckedNetwork(made.network)
                 compiled = milliseconds(lambda n=network, m=made: n(*m.tensors, **m.keywords), device, repeat)
                 good &= network.works
             if size != "flux":

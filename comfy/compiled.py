@@ -1,100 +1,41 @@
-"""Compiled networks and CUDA graphs (`--fast compile`).
-
-A diffusion network is compiled with torch.compile when it runs plainly: all of it on the device, nothing hung into its
-blocks. The first result for each shape is compared with the uncompiled network's; a network whose results differ, or
-that cannot be compiled, runs uncompiled from then on.
-"""
+"""Diffusion networks run through torch.compile, without becoming another module: weights keep their names, so patches
+and LoRA go on working."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from comfy.cli_args import PerformanceFeature, args
-from comfy.devices import is_device_cuda
+from comfy.patcher_extension import WrapperExecutor, WrappersMP
 
-log = logging.getLogger(__name__)
-
-# How far results may be apart, as a share of the largest value: a few roundings of bfloat16.
-TOLERANCE = 0.02
-# What sampling tells in `transformer_options` and no network computes with.
-_MERELY_TOLD = {"cond_or_uncond", "uuids", "sigmas", "sample_sigmas", "total_conds", "callbacks", "wrappers", "patches"}
-
-
-def wanted(device: torch.device | None) -> bool:
-    """Whether networks on that device are to be compiled."""
-    return PerformanceFeature.Compile in args.fast and is_device_cuda(device)
-
-
-def is_plain(options: Mapping[str, Any], control: Any) -> bool:
-    """Whether a network runs with nothing hung into it."""
-    if control is not None or any(options.get(name) for name in ("patches", "wrappers", "patches_replace")):
-        return False
-    return all(name in _MERELY_TOLD or not value for name, value in options.items())
+KEY = "torch_compile"
 
 
 class CompiledNetwork:
-    """One network, compiled on first use.
+    """Wrapper DIFFUSION_MODEL that runs the compiled network in place of the plain one. It is compiled on the first
+    call; another network (of a model put in its place) is compiled anew."""
 
-    backend: of torch.compile; graphs: whether to capture CUDA graphs.
-    """
+    def __init__(self, backend: str, **options: Any):
+        self.backend = backend
+        self.options = options
+        self.network: nn.Module | None = None
+        self.compiled: Callable | None = None
 
-    def __init__(self, network: nn.Module, backend: str = "inductor", graphs: bool | None = None) -> None:
-        graphs = not args.disable_cuda_graphs if graphs is None else graphs
-        options = {"mode": "reduce-overhead"} if graphs and backend == "inductor" else {}
-        self._graphs = bool(options)
-        self._plain: Callable[..., Tensor] = network.forward
-        self._compiled: Callable[..., Tensor] | None = torch.compile(network.forward, backend=backend, **options)
-        self._checked: set[tuple] = set()
+    def __call__(self, executor: WrapperExecutor, *args: Any, **kwargs: Any) -> Any:
+        import torch
 
-    @property
-    def works(self) -> bool:
-        """Whether it is still used; False after a failed check."""
-        return self._compiled is not None
-
-    def __call__(self, *tensors: Tensor, **kwargs: Any) -> Tensor:
-        """What the network's `forward` gives for these."""
-        if self._compiled is None:
-            return self._plain(*tensors, **kwargs)
-        shapes = tuple(tuple(t.shape) for t in (*tensors, *kwargs.values()) if isinstance(t, Tensor))
-        if shapes in self._checked:
-            return self._run(*tensors, **kwargs)
-        return self._first(shapes, *tensors, **kwargs)
-
-    def _run(self, *tensors: Tensor, **kwargs: Any) -> Tensor:
-        if self._graphs:
-            torch.compiler.cudagraph_mark_step_begin()
-        out = self._compiled(*tensors, **kwargs)
-        return out.clone() if self._graphs else out  # a graph writes its next result to the same place
-
-    def _first(self, shapes: tuple, *tensors: Tensor, **kwargs: Any) -> Tensor:
-        expected = self._plain(*tensors, **kwargs)
-        try:
-            result = self._run(*tensors, **kwargs)
-        except Exception as error:
-            if "out of memory" in str(error):
-                raise
-            log.warning("the network cannot be compiled and runs uncompiled: %s", error)
-            self._compiled = None
-            return expected
-        apart = float((result.float() - expected.float()).abs().max())
-        largest = float(expected.float().abs().max())
-        if not apart <= TOLERANCE * largest:
-            log.warning("the compiled network differs by %.3g of %.3g and runs uncompiled", apart, largest)
-            self._compiled = None
-            return expected
-        log.info("the network is compiled for %s; results differ by %.2g of %.2g", shapes[0], apart, largest)
-        self._checked.add(shapes)
-        return result
+        network = executor.class_obj
+        if network is not self.network:
+            self.network = network
+            self.compiled = torch.compile(network.forward, backend=self.backend, **self.options)
+        # What is further in still runs, around the compiled network.
+        inner = WrapperExecutor(self.compiled, executor.class_obj, executor.wrappers, executor.idx + 1)
+        return inner.execute(*args, **kwargs)
 
 
-def compiled(network: nn.Module) -> CompiledNetwork:
-    """The compiled form of a network, made once."""
-    found = network.__dict__.get("compiled_network")
-    if found is None:
-        found = network.__dict__["compiled_network"] = CompiledNetwork(network)
-    return found
+def compile_model(patcher: Any, backend: str, **options: Any) -> None:
+    """Let a patcher's model run compiled. options: of torch.compile."""
+    patcher.remove_wrappers_with_key(WrappersMP.DIFFUSION_MODEL, KEY)
+    patcher.add_wrapper_with_key(WrappersMP.DIFFUSION_MODEL, KEY, CompiledNetwork(backend, **options))

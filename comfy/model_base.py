@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import comfy.compiled
 import comfy.conds
+import comfy.fast_network
 import comfy.model_management
 import comfy.ops
 import comfy.utils
@@ -147,7 +147,7 @@ class BaseModel(nn.Module):
         context = None if c_crossattn is None else _cast_floats(c_crossattn, x.device, dtype)
         extra = {name: _cast_floats(value, x.device, dtype) for name, value in kwargs.items()}
         if self._may_be_compiled(x.device, options, control):
-            network = comfy.compiled.compiled(self.diffusion_model)
+            network = comfy.fast_network.compiled(self.diffusion_model)
             output = network(network_input.to(dtype), timestep, context=context, transformer_options={}, **extra)
             return self.model_sampling.calculate_denoised(t, output.float(), x)
         network = WrapperExecutor.new_class_executor(
@@ -166,7 +166,7 @@ class BaseModel(nn.Module):
         return self.model_sampling.calculate_denoised(t, output.float(), x)
 
     def _may_be_compiled(self, device: torch.device, options: Mapping[str, Any], control: Any) -> bool:
-        if not comfy.compiled.wanted(device) or not comfy.compiled.is_plain(options, control):
+        if not comfy.fast_network.wanted(device) or not comfy.fast_network.is_plain(options, control):
             return False
         place = self.__dict__.get("placement")
         return place is None or place.complete

@@ -491,6 +491,7 @@ def _restore_weights(model: nn.Module, backup: dict[str, Tensor], keys: Iterable
     applied = applied_patches(model)
     for key in list(backup if keys is None else keys):
         original = backup.pop(key)
+        original = getattr(original, "weight", original)  # packs put (weight, inplace_update) there
         applied.pop(key, None)
         if isinstance(comfy.state_dicts.get_attr(model, key), nn.Parameter):
             comfy.state_dicts.set_attr_param(model, key, original)

@@ -69,25 +69,32 @@ def test_the_process_ends_with_its_status_and_the_next_goes_on(folder):
         assert "device-side assert" in failed["messages"][-1][1]["exception_message"]
 
 
-def test_memory_and_free(server):
-    entry = server.run(
-        {
-            "1": {"class_type": "CheckpointLoaderSimple", "inputs": {"ckpt_name": "darkroom-tiny.safetensors"}},
-            "2": {"class_type": "CLIPTextEncode", "inputs": {"clip": ["1", 1], "text": "a red square"}},
-            "3": {"class_type": "EmptyLatentImage", "inputs": {"width": 64, "height": 64, "batch_size": 1}},
-            "4": {
-                "class_type": "KSampler",
-                "inputs": {
-                    **{"model": ["1", 0], "positive": ["2", 0], "negative": ["2", 0], "latent_image": ["3", 0]},
-                    **{"seed": 1, "steps": 1, "cfg": 1.0, "sampler_name": "euler", "scheduler": "normal"},
-                    "denoise": 1.0,
-                },
+def picture(seed: int) -> dict:
+    """A prompt that draws with the built-in model."""
+    return {
+        "1": {"class_type": "CheckpointLoaderSimple", "inputs": {"ckpt_name": "darkroom-tiny.safetensors"}},
+        "2": {"class_type": "CLIPTextEncode", "inputs": {"clip": ["1", 1], "text": "a red square"}},
+        "3": {"class_type": "EmptyLatentImage", "inputs": {"width": 64, "height": 64, "batch_size": 1}},
+        "4": {
+            "class_type": "KSampler",
+            "inputs": {
+                **{"model": ["1", 0], "positive": ["2", 0], "negative": ["2", 0], "latent_image": ["3", 0]},
+                **{"seed": seed, "steps": 1, "cfg": 1.0, "sampler_name": "euler", "scheduler": "normal"},
+                "denoise": 1.0,
             },
-            "5": {"class_type": "VAEDecode", "inputs": {"samples": ["4", 0], "vae": ["1", 2]}},
-            "6": {"class_type": "PreviewImage", "inputs": {"images": ["5", 0]}},
-        }
-    )
-    assert entry["status"]["status_str"] == "success"
+        },
+        "5": {"class_type": "VAEDecode", "inputs": {"samples": ["4", 0], "vae": ["1", 2]}},
+        "6": {"class_type": "PreviewImage", "inputs": {"images": ["5", 0]}},
+    }
+
+
+def test_memory_and_free(server):
+    assert server.run(picture(1))["status"]["status_str"] == "success"
+    first = server.get("/memory")
+    assert server.run(picture(2))["status"]["status_str"] == "success"
+    second = server.get("/memory")
+    assert second["files"] == first["files"]  # nothing was read, moved or patched
+    assert [d["counters"] for d in second["devices"]] == [d["counters"] for d in first["devices"]]
 
     def models() -> list[dict]:
         found = [m for device in server.get("/memory")["devices"] for m in device["models"]]

@@ -10,8 +10,8 @@ import comfy.loaded_models
 import comfy.model_management as management
 import comfy.ops
 from comfy import recovery
-from comfy.compiled import CompiledNetwork
 from comfy.device_memory import GB, MB, memory_of
+from comfy.fast_network import CheckedNetwork
 from comfy.ledger import Counters, totals
 from comfy.model_patcher import ModelPatcher
 from comfy.models.unet import UNetConfig, UNetModel
@@ -180,7 +180,7 @@ def test_the_text_of_the_device_is_understood(gpu):
 def test_compiled_networks_agree(gpu, graphs):
     torch._dynamo.reset()
     net = nn.Sequential(*(m for _ in range(4) for m in (nn.Linear(256, 256), nn.GELU()))).to(gpu, torch.float16)
-    compiled = CompiledNetwork(net, graphs=graphs)
+    compiled = CheckedNetwork(net, graphs=graphs)
     x = torch.randn(8, 256, device=gpu, dtype=torch.float16)
     with torch.inference_mode():
         results = [compiled(x) for _ in range(4)]

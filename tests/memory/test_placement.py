@@ -10,6 +10,7 @@ from torch import nn
 import comfy.loaded_models
 import comfy.model_management
 import comfy.ops
+import comfy.utils
 from comfy.device_memory import MB, SimulatedMemory, memory_of, simulated
 from comfy.ledger import Counters, totals
 from comfy.model_patcher import ModelPatcher
@@ -239,3 +240,28 @@ def test_hooks_follow_streamed_weights(device, unet):
     assert torch.equal(run(unet), plain) and not torch.equal(hooked, plain)
     unet.cleanup()
     assert added(lambda: load(unet)) == NOTHING
+
+
+def test_backups_as_packs_make_them(device, unet):
+    """Packs that patch weights themselves keep (weight, inplace_update) in the backup, as the interface has it."""
+    from typing import NamedTuple
+
+    class Backup(NamedTuple):
+        weight: torch.Tensor
+        inplace_update: bool
+
+    class PackPatcher(ModelPatcher):
+        def patch_weight_to_device(self, key, device_to=None, inplace_update=False, **kwargs):
+            weight = self.model.get_parameter(key)
+            self.backup[key] = Backup(weight.to(self.offload_device), inplace_update)
+            comfy.utils.set_attr_param(self.model, key, (weight * 2).to(device_to))
+
+    before = weights_of(unet)
+    pack = PackPatcher(unet.model, PAPER, HOST)
+    changes = difference(unet, "attn2", 1)
+    pack.add_patches(changes)
+    load(pack)
+    assert all(torch.equal(unet.model.get_parameter(name), before[name] * 2) for name in changes)
+    comfy.model_management.unload_all_models()
+    assert all(torch.equal(value, before[name]) for name, value in unet.model.state_dict().items())
+    assert device.used == 0

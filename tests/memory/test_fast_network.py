@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-import comfy.compiled
-from comfy.compiled import CompiledNetwork, is_plain
+import comfy.fast_network
+from comfy.fast_network import CheckedNetwork, is_plain
 from tests.families.models import family_model
 from tests.networks.golden import Golden
 
@@ -35,7 +35,7 @@ def inputs(model):
 def test_results_are_checked(model, inputs, backend, works):
     torch._dynamo.reset()
     x, time, context = inputs
-    network = CompiledNetwork(model.diffusion_model, backend=backend)
+    network = CheckedNetwork(model.diffusion_model, backend=backend)
     with torch.inference_mode():
         expected = model.diffusion_model(x, time, **context)
         for _ in range(2):
@@ -48,14 +48,14 @@ def test_the_model_uses_it_when_nothing_hangs_in_its_blocks(model, inputs, monke
     x, _time, context = inputs
     runs = []
 
-    class Counting(CompiledNetwork):
+    class Counting(CheckedNetwork):
         def __call__(self, *args, **kwargs):
             runs.append(1)
             return super().__call__(*args, **kwargs)
 
     network = Counting(model.diffusion_model, backend="eager")
-    monkeypatch.setattr(comfy.compiled, "compiled", lambda network_: network)
-    monkeypatch.setattr(comfy.compiled, "wanted", lambda device: True)
+    monkeypatch.setattr(comfy.fast_network, "compiled", lambda network_: network)
+    monkeypatch.setattr(comfy.fast_network, "wanted", lambda device: True)
     sigma = torch.ones(x.shape[0])
     with torch.inference_mode():
         told = {"sigmas": sigma, "cond_or_uncond": [0, 1], "wrappers": {}, "patches": {}}
