@@ -30,11 +30,6 @@ def ended_card(job: Job, record: Mapping[str, Any]) -> tuple[bytes, int]:
     return jsonbytes.encode(shown | {"status": job.state} | ledger_fields(job)), duration
 
 
-def cancelled_card(job: Job, entry: Any) -> bytes:
-    """A job that was cancelled before it ran."""
-    return jsonbytes.encode(jobs.queued_job(entry, jobs.CANCELLED) | ledger_fields(job))
-
-
 def listed(row: Row, full: bool) -> Any:
     """A row of a listing, to be encoded. full: with attempts, also where there is nothing to tell about them."""
     if row.card is not None:
@@ -49,8 +44,13 @@ def listed(row: Row, full: bool) -> Any:
         "workflow_id": row.workflow_id,
     }
     shown = {key: value for key, value in shown.items() if value is not None}
-    if full or _is_telling(row.state, row.attempts):
+    over = row.state not in jobs.QUEUED  # cancelled before it ran
+    if full or over or _is_telling(row.state, row.attempts):
         shown["attempts"] = orjson.Fragment(row.attempts)
+    if over:
+        actor = None if row.actor is None else orjson.Fragment(row.actor)
+        told = {"reason": row.reason, "detail": row.detail, "by": actor}
+        shown |= {key: value for key, value in told.items() if value is not None}
     return shown
 
 

@@ -74,7 +74,7 @@ class Job:
         reason, detail, by: why it is not completed, and who cancelled it; of the last attempt, if there was one.
         duration: ms that the last attempt ran, by the events of its history.
         ended: ms since the epoch; None while it has not.
-        card: JSON of an ended job as listings show it.
+        card: JSON of a job that ran and ended, as listings show it.
     """
 
     id: str

@@ -137,12 +137,11 @@ class Ledger:
 
     def dropped(self, entries: Sequence[QueueEntry], by: Actor | None) -> None:
         """Pending jobs are cancelled."""
+        actor, now = by.shown() if by else None, _now()
         with self._lock:
-            for entry in entries:
+            for entry in entries:  # there may be many thousands
                 job = self._known(entry)
-                job.state, job.reason, job.by = jobs.CANCELLED, INTERRUPTED, by.shown() if by else None
-                job.ended = _now()
-                job.card = cards.cancelled_card(job, entry)
+                job.state, job.reason, job.by, job.ended = jobs.CANCELLED, INTERRUPTED, actor, now
                 self._note_end(job)
 
     def put_back(self, entry: QueueEntry, place: float, reason: str, detail: str | None) -> None:
@@ -215,7 +214,7 @@ class Ledger:
     def _note_end(self, job: Job) -> None:
         self._note(job)
         del self._live[job.id]
-        self._recent[job.id] = replace(job, card=None)  # the store has it
+        self._recent[job.id] = job if job.card is None else replace(job, card=None)  # the store has it
         while len(self._recent) > _RECENT:
             self._recent.popitem(last=False)
         if self._retention.is_due():

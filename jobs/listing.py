@@ -7,7 +7,7 @@ from typing import Any
 from comfy_execution import jobs
 from jobs.store import Query
 
-_FIELDS = "seq, id, state, number, created, workflow_id, attempts, card"
+_FIELDS = "seq, id, state, number, created, workflow_id, attempts, reason, detail, actor, card"
 _LABELS = ("client_id", "workflow_id", "batch_id")
 
 

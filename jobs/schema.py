@@ -29,7 +29,7 @@ CREATE TABLE jobs (
     duration INTEGER NOT NULL DEFAULT 0,
     ended INTEGER,
     kept INTEGER,                -- order in the history; NULL: not part of it
-    card BLOB                    -- JSON of an ended job as listings show it
+    card BLOB                    -- JSON of a job that ran and ended, as listings show it
 );
 CREATE INDEX jobs_by_state ON jobs (state, created, seq);
 CREATE INDEX jobs_by_duration ON jobs (state, duration, seq) WHERE ended IS NOT NULL;

@@ -75,7 +75,10 @@ class Query:
 
 
 class Row(NamedTuple):
-    """A job as listings need it. key: what it was sorted by; card: JSON, only of ended jobs."""
+    """A job as listings need it.
+
+    key: what it was sorted by; attempts, actor: JSON; card: JSON of the whole job, of those that ran and ended.
+    """
 
     key: float
     seq: int
@@ -85,6 +88,9 @@ class Row(NamedTuple):
     created: int
     workflow_id: Any
     attempts: str
+    reason: str | None
+    detail: str | None
+    actor: str | None
     card: bytes | None
 
 
