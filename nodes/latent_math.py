@@ -400,14 +400,18 @@ class LatentOperationTonemapReinhard(io.ComfyNode):
     def execute(cls, multiplier: float) -> io.NodeOutput:
         def tonemap(latent: torch.Tensor, **_: Any) -> torch.Tensor:
             length = (torch.linalg.vector_norm(latent, dim=1) + 1e-10)[:, None]
-            mean = length.mean(dim=(1, 2, 3), keepdim=True)
-            deviation = length.std(dim=(1, 2, 3), keepdim=True)
+            axes = tuple(range(1, length.ndim))
+            mean, deviation = length.mean(dim=axes, keepdim=True), length.std(dim=axes, keepdim=True)
             # A value five deviations above the average counts as white.
             white = (deviation * 5 + mean) * multiplier
             scaled = length / white
             return latent / length * (scaled / (scaled + 1.0)) * white
 
         return io.NodeOutput(tonemap)
+
+
+class SharpenError(ValueError):
+    """Latents that a radius of sharpening does not fit."""
 
 
 class LatentOperationSharpen(io.ComfyNode):
@@ -439,6 +443,15 @@ class LatentOperationSharpen(io.ComfyNode):
     @classmethod
     def execute(cls, sharpen_radius: int, sigma: float, alpha: float) -> io.NodeOutput:
         def sharpen(latent: torch.Tensor, **_: Any) -> torch.Tensor:
+            if latent.ndim == 5:  # a video, frame by frame
+                frames = latent.movedim(2, 1)
+                sharp = sharpen(frames.flatten(0, 1)).unflatten(0, frames.shape[:2])
+                return sharp.movedim(1, 2)
+            if latent.ndim != 4 or min(latent.shape[-2:]) <= sharpen_radius:
+                raise SharpenError(
+                    f"sharpening with radius {sharpen_radius} needs a picture larger than that, "
+                    f"not latents of shape {tuple(latent.shape)}"
+                )
             length = (torch.linalg.vector_norm(latent, dim=1) + 1e-6)[:, None]
             channels, size = latent.shape[1], 2 * sharpen_radius + 1
             kernel = gaussian_kernel(size, sigma, device=latent.device) * -(alpha * 10)

@@ -180,3 +180,23 @@ def test_recorded_differential_diffusion(kind, scheduler, strength):
             positive=[[RUN_INPUTS["pos"], {}]], negative=[[RUN_INPUTS["neg"], {}]], latent_image=latent, denoise=1.0,
         )  # fmt: skip
     assert torch.allclose(result["samples"], RUN_RESULTS[key], atol=2e-4)
+
+
+@pytest.mark.parametrize(("kind", "x"), [("eps", "x16"), ("flow", "x16")])
+def test_an_operation_on_the_guidance(kind, x):
+    """Twice the difference of the predictions is twice the guidance; without a negative the positive is operated on."""
+    model = patcher(KINDS[kind])
+    sigma = 0.5
+
+    def guider(operation, cfg):
+        patched = model if operation is None else run("LatentApplyOperationCFG", model=model, operation=operation)
+        return run("CFGGuider", model=patched, positive=A, negative=NEGATIVE, cfg=cfg)
+
+    def twice(latent):
+        return 2 * latent
+
+    start = STEP_TENSORS[f"input/{x}"]
+    got = one_prediction(guider(twice, 3.0), start, sigma)
+    assert torch.allclose(got, one_prediction(guider(None, 6.0), start, sigma), atol=1e-4)
+    alone = one_prediction(guider(twice, 1.0), start, sigma)
+    assert torch.allclose(alone, 2 * one_prediction(guider(None, 1.0), start, sigma), atol=1e-5)

@@ -12,6 +12,7 @@ import comfy.sample
 import latent_preview
 import nodes
 from comfy.nested_tensor import NestedTensor, parts_of
+from nodes.latent_math import SharpenError
 from tests.sampling import toy
 
 CPU = torch.device("cpu")
@@ -194,3 +195,28 @@ def test_an_empty_picture_becomes_what_the_model_works_on():
     result = ksampler(video, start)
     assert result["samples"].shape == (1, 16, 1, 6, 8)
     assert set(result) == {"samples"}
+
+
+def operation(name: str, **inputs):
+    return run(name, **inputs)[0]
+
+
+def test_operations_treat_each_frame_as_a_picture():
+    video = torch.randn(2, 4, 3, 12, 10, generator=torch.Generator().manual_seed(0))
+    sharpen = operation("LatentOperationSharpen", sharpen_radius=2, sigma=1.0, alpha=0.2)
+    got = sharpen(latent=video)
+    for frame in range(3):
+        assert toy.difference(got[:, :, frame], sharpen(latent=video[:, :, frame])) <= 1e-6
+    # Of one frame, as of the picture; several share their white.
+    tonemap = operation("LatentOperationTonemapReinhard", multiplier=1.0)
+    assert toy.difference(tonemap(latent=video[:, :, :1])[:, :, 0], tonemap(latent=video[:, :, 0])) <= 1e-6
+    sound = torch.randn(2, 8, 30, generator=torch.Generator().manual_seed(0))
+    assert tonemap(latent=sound).shape == sound.shape
+    (result,) = run("LatentApplyOperation", samples={"samples": video, "batch_index": [1, 2]}, operation=sharpen)
+    assert torch.equal(result["samples"], got) and result["batch_index"] == [1, 2]
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 8, 8), (1, 8, 30)])
+def test_sharpening_says_what_it_needs(shape):
+    with pytest.raises(SharpenError, match=r"radius 9 .* shape \("):
+        operation("LatentOperationSharpen", sharpen_radius=9, sigma=1.0, alpha=0.1)(latent=torch.zeros(shape))

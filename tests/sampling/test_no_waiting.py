@@ -181,6 +181,19 @@ def test_no_guider_waits(name):
     assert not run(node(name, **GUIDERS[name])(patcher("eps")))
 
 
+@pytest.mark.parametrize(
+    ("name", "inputs"),
+    [
+        ("LatentOperationTonemapReinhard", {"multiplier": 1.0}),
+        ("LatentOperationSharpen", {"sharpen_radius": 2, "sigma": 1.0, "alpha": 0.1}),
+    ],
+)
+def test_no_operation_on_the_guidance_waits(name, inputs):
+    (operation,) = nodes.NODE_CLASS_MAPPINGS[name].execute(**inputs).args
+    seen = run(cfg(node("LatentApplyOperationCFG", operation=operation)(patcher("eps"))))
+    assert not seen
+
+
 def test_every_node_for_guidance_is_here():
     modules = ("guidance", "guidance_methods", "perp_neg", "projected_guidance", "differential_diffusion")
     known = {cls for module in modules for table in getattr(nodes, module).NODES.values() for cls in table}
