@@ -61,6 +61,14 @@ def broadcast_image_to(tensor: Tensor, target_batch_size: int, batched_number: i
     return tensor if tensor.shape[0] == target_batch_size else torch.cat([tensor] * batched_number)
 
 
+def encoded_pictures(vae: Any, pictures: Tensor) -> Tensor:
+    """Latents of pictures [batch, height, width, channels]. An autoencoder of videos would take them for the frames of
+    one, so it gets them one by one."""
+    if getattr(vae, "latent_dim", 2) == 3:
+        return torch.cat([vae.encode(picture.unsqueeze(0)) for picture in pictures])
+    return vae.encode(pictures)
+
+
 class ControlBase:
     """What all controls share: the picture, strength, when they are active, and the chain."""
 
@@ -332,7 +340,7 @@ class ControlNet(ControlBase):
         hint = self.preprocess_image(hint)
         if self.vae is not None:
             in_use = comfy.model_management.loaded_models(only_currently_used=True)
-            hint = self.vae.encode(hint.movedim(1, -1))
+            hint = encoded_pictures(self.vae, hint.movedim(1, -1))
             # Making room for the autoencoder may have taken the models of this run off the device.
             comfy.model_management.load_models_gpu(in_use)
         if self.latent_format is not None:

@@ -12,6 +12,7 @@ from torch import Tensor
 import comfy.model_management
 import comfy.ops
 import comfy.utils
+from comfy.controlnet import encoded_pictures
 from comfy.model_base import WeightsMismatch, load_assigned
 from comfy.model_patcher import ModelPatcher
 from comfy.models.blockwise_control import BlockwiseControl, shape_from_state_dict
@@ -92,7 +93,7 @@ class BlockwisePatch:
             pixels = pixels * (1 - mask)
             keep = 1 - _resized(mask, height, width, "nearest-exact")
         in_use = comfy.model_management.loaded_models(only_currently_used=True)
-        latent = self.model.process_latent_in(self.vae.encode(pixels.movedim(1, -1)))
+        latent = self.model.process_latent_in(encoded_pictures(self.vae, pixels.movedim(1, -1)))
         comfy.model_management.load_models_gpu(in_use)
         if latent.ndim == 4:
             latent = latent.unsqueeze(2)

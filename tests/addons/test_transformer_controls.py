@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 
 import nodes
-from comfy.controlnet import ControlNet, MissingVAE, load_controlnet_state_dict
+from comfy.controlnet import ControlNet, MissingVAE, encoded_pictures, load_controlnet_state_dict
 from comfy.controlnet_files import UnknownControlError, load_controlnet
 from comfy.controlnet_transformers import edges_as_trained
 from comfy.models import flux, mmdit
@@ -329,3 +329,15 @@ def test_union_type_through_the_node():
     control = load_controlnet_state_dict(file_of("flux_union"))
     changed = nodes.NODE_CLASS_MAPPINGS["SetUnionControlNetType"].execute(control, "depth").result[0]
     assert changed.extra_args["control_type"] == [1] and changed.control_model is control.control_model
+
+
+def test_pictures_are_no_frames_of_a_video():
+    class VideoVAE(PictureVAE):
+        latent_dim = 3
+
+        def encode(self, pixels):
+            return super().encode(pixels).movedim(0, 1).unsqueeze(0)
+
+    latents = encoded_pictures(VideoVAE(), torch.rand(3, 16, 24, 3))
+    assert latents.shape == (3, 16, 1, 2, 3)
+    assert encoded_pictures(PictureVAE(), torch.rand(3, 16, 24, 3)).shape == (3, 16, 2, 3)
