@@ -7,8 +7,10 @@ unchanged on a simulated one of any size: see `SimulatedMemory`.
 from __future__ import annotations
 
 import contextlib
+import time
 import weakref
 from collections.abc import Iterator
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -23,6 +25,8 @@ GB = 1024**3
 ASYNC_STREAMS = 2
 # Page-locked memory cannot be swapped or given to others: never more than this share of the RAM.
 PINNED_SHARE = 0.5
+# Seconds. Sampling asks at every step, and the kernel sums up a control group's figures anew for each question.
+RAM_FIGURE_HOLDS = 0.25
 
 
 class DeviceMemory:
@@ -120,10 +124,15 @@ class HostMemory(DeviceMemory):
         return system_memory().total
 
     def free(self) -> int:
-        return system_memory().available
+        return _available_ram(int(time.monotonic() / RAM_FIGURE_HOLDS))
 
     def put(self, tensor: Tensor) -> Tensor:
         return tensor
+
+
+@lru_cache(maxsize=1)
+def _available_ram(_moment: int) -> int:
+    return system_memory().available
 
 
 class UnifiedMemory(HostMemory):
