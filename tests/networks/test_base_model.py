@@ -31,7 +31,8 @@ def build(golden: Golden, family=None):
     recorded = golden.config["unet_config"]["num_head_channels"]
     if recorded > 0:
         unet_config["num_head_channels"] = recorded
-    config = family(unet_config) if family else model_detection.model_config_from_unet_config(unet_config, golden.weights)
+    detected = model_detection.model_config_from_unet_config(unet_config, golden.weights)
+    config = family(unet_config) if family else detected
     config.set_inference_dtype(torch.float32, None)
     return config.get_model(golden.weights, PREFIX, device="meta").load_model_weights(dict(golden.weights), PREFIX)
 
