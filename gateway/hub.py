@@ -80,6 +80,10 @@ class Hub:
         self._pinger: asyncio.Task | None = None
         self._snapshots: set[asyncio.Task] = set()  # those that are being made
 
+    def __len__(self) -> int:
+        """How many connections are open."""
+        return len(self._connections)
+
     # --- sending, from any thread ------------------------------------------------------------------
 
     def send(self, event: str | int, data: Any, sid: str | None = None) -> None:

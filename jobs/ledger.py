@@ -27,6 +27,7 @@ from jobs.job import IN_QUEUE, PUT_BACK, Attempt, Job
 from jobs.retention import Retention
 from jobs.sqlite_store import MEMORY, SqliteStore
 from jobs.store import JobStore, Query, Row, StoreUnavailable
+from jobs.tallies import Tallies
 from jobs.writer import Writer
 
 log = logging.getLogger(__name__)
@@ -80,6 +81,7 @@ class Ledger:
         self._live: dict[str, Job] = {}  # what waits or runs
         self._recent: OrderedDict[str, Job] = OrderedDict()  # what has ended lately
         self._retention = retention or Retention()
+        self.tallies = Tallies()
         self.history = StoredHistory(
             lambda: self.store, self._writer, history_size, self._adopt, self._forgotten, self._live.__contains__
         )
@@ -104,11 +106,8 @@ class Ledger:
                 self._insert(entry, place)
                 return
             job = job.copy()
-            if job.state == jobs.CANCELLED and (not job.attempts or job.attempts[-1].result != jobs.CANCELLED):
-                # It was cancelled while it waited: that is to be known even when it runs after all.
-                at = job.ended or _now()
-                never = Attempt(len(job.attempts) + 1, IN_QUEUE, at, at, jobs.CANCELLED, job.reason, None, job.by)
-                job.attempts.append(never)
+            if job.state == jobs.CANCELLED and not job.attempts:
+                _note_that_it_never_ran(job)
             job.state, job.number, job.place = jobs.PENDING, _number(entry), place
             job.reason = job.detail = job.by = job.ended = job.card = None
             self._writer.add("move", job.id, job.number, place, entry.json)
@@ -142,6 +141,8 @@ class Ledger:
             for entry in entries:  # there may be many thousands
                 job = self._known(entry)
                 job.state, job.reason, job.by, job.ended = jobs.CANCELLED, INTERRUPTED, actor, now
+                if job.attempts:  # a retry; of the many that never ran, it is noted when they are retried
+                    _note_that_it_never_ran(job)
                 self._note_end(job)
 
     def put_back(self, entry: QueueEntry, place: float, reason: str, detail: str | None) -> None:
@@ -213,6 +214,7 @@ class Ledger:
 
     def _note_end(self, job: Job) -> None:
         self._note(job)
+        self.tallies.add(job)
         del self._live[job.id]
         self._recent[job.id] = job if job.card is None else replace(job, card=None)  # the store has it
         while len(self._recent) > _RECENT:
@@ -361,6 +363,12 @@ def _end_attempt(job: Job, result: str, reason: str | None, detail: str | None, 
     if attempt is not None:
         attempt.ended = _now()
         attempt.result, attempt.reason, attempt.detail, attempt.by = result, reason, detail, by
+
+
+def _note_that_it_never_ran(job: Job) -> None:
+    """A job was cancelled while it waited: that is to be known even when it runs after all."""
+    at = job.ended or _now()
+    job.attempts.append(Attempt(len(job.attempts) + 1, IN_QUEUE, at, at, jobs.CANCELLED, job.reason, None, job.by))
 
 
 def _now() -> int:

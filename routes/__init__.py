@@ -26,6 +26,7 @@ MODULES = (
     "history",
     "jobs",
     "health",
+    "metrics",
     "job_control",
     "nodes",
     "system",

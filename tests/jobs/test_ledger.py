@@ -6,6 +6,7 @@ import pytest
 
 from comfy_execution.outcomes import INTERRUPTED, NODE_ERROR, Actor, Outcome
 from comfy_execution.prompt_queue import ExecutionStatus, PromptQueue
+from jobs.job import IN_QUEUE
 from jobs.ledger import Ledger
 
 CLIENT = Actor("127.0.0.1", "POST /queue")
@@ -69,3 +70,16 @@ def test_an_ended_job_that_is_queued_again_gets_another_attempt(queue):
     queue.finish(queue.get(0)[1], {}, ExecutionStatus("success", True, []))
     job = queue.observer.find("a")
     assert (job.state, [attempt.result for attempt in job.attempts]) == ("completed", ["failed", "completed"])
+
+
+def test_each_cancellation_is_an_attempt_of_its_own(queue):
+    """Cancelled while it ran, retried, cancelled while it waited, retried: both are to be seen."""
+    entry = put(queue, "a")
+    interrupted = [["execution_interrupted", {"prompt_id": "a", "timestamp": 6}]]
+    queue.finish(queue.get(0)[1], {"outputs": {}, "meta": {}}, ExecutionStatus("error", False, interrupted))
+    for _ in range(2):
+        queue.put(entry)
+        queue.delete_queue_items(["a"], CLIENT)
+    queue.put(entry)
+    results = [(attempt.result, attempt.worker == IN_QUEUE) for attempt in queue.observer.find("a").attempts]
+    assert results == [("cancelled", False), ("cancelled", True), ("cancelled", True)]
