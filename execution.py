@@ -20,7 +20,7 @@ from comfy.interrupt import (
 )
 from comfy_execution import calling, external_cache, faults, outcomes
 from comfy_execution.attempts import Attempt, StopOrder
-from comfy_execution.caching import CacheType, ObjectStore, ResultCache, make_cache
+from comfy_execution.caching import CacheCounts, CacheType, ObjectStore, ResultCache, make_cache
 from comfy_execution.graph import DependencyCycleError, ExecutionBlocker
 from comfy_execution.history import MAXIMUM_HISTORY_SIZE
 from comfy_execution.progress import (
@@ -80,6 +80,7 @@ class PromptExecutor:
         self.server = server
         self.cache_type = cache_type
         self.cache_args = cache_args or {}
+        self.cache_counts = CacheCounts()  # go on when the results are forgotten
         self.attempt: Attempt | None = None  # what runs for the queue; nobody can stop a run without one
         self._prompt_id = ""
         # The last event of a run: name, data, and whether everybody is told when the run has no client.
@@ -89,12 +90,20 @@ class PromptExecutor:
     def reset(self) -> None:
         """Forget all results and node objects."""
         self.caches = Caches(make_cache(self.cache_type, **self.cache_args))
+        self.caches.outputs.counts = self.cache_counts
         self.status_messages: list[tuple[str, dict[str, Any]]] = []
         self.history_result: dict[str, Any] = {}
         self.success = True
         self.failure_reason: str | None = None  # one of `comfy_execution.outcomes`
         self.device_lost = False  # whether the last run left a device that only a new process can use again
         self._executed: list[str] = []
+
+    def cache_report(self) -> dict[str, Any]:
+        """Which results are kept (`mode`: a member of `CacheType`, in small letters), and what became of them.
+
+        See `ResultCache.report`. Other threads may ask.
+        """
+        return {"mode": self.cache_type.name.lower(), **self.caches.outputs.report()}
 
     # --- telling -----------------------------------------------------------------------------------------
 

@@ -62,6 +62,7 @@ class PromptServer:
         self.client_id: str | None = None
         self.last_node_id: str | None = None
         self.last_prompt_id: str | None = None
+        self.executor: Any = None  # what runs the prompts, once the worker has made it
         self.run_outputs: tuple[str, dict[str, dict[str, Any]]] = ("", {})  # prompt id; node id -> output and meta
         self.on_prompt_handlers: list[PromptHandler] = []
         self.node_replace_manager = NodeReplaceManager()
@@ -149,6 +150,10 @@ class PromptServer:
         if self.watchdog is None:
             return {"state": "dead", "message": "there is no worker"}
         return self.watchdog.state()
+
+    def cache_report(self) -> dict[str, Any] | None:
+        """What is kept of results of nodes (see `PromptExecutor.cache_report`); None before there is a worker."""
+        return self.executor.cache_report() if self.executor is not None else None
 
     def estimates(self) -> dict[str, Any]:
         """When each waiting prompt will start, in their order; no times while the queue is paused. Not for the loop."""

@@ -11,7 +11,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Container, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -51,6 +51,19 @@ class CacheEntry:
 
 
 @dataclass
+class CacheCounts:
+    """What has become of results since the start of the worker.
+
+    hits: nodes of submitted prompts whose result was there when their prompt started; misses: results that had to be
+    made; evictions: results dropped to make room.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    evictions: int = 0
+
+
+@dataclass
 class Scope:
     """Results of the nodes of one graph: of the prompt, or of one expansion."""
 
@@ -75,6 +88,9 @@ class ResultCache:
     """`--cache-none`: keeps nothing, and is the interface of those that do."""
 
     keeps_results = False
+
+    def __init__(self) -> None:
+        self.counts = CacheCounts()
 
     def begin(self, keys: set[bytes], nodes: Container[tuple[str, str]]) -> None:
         """A prompt with these keys and these (node id, class) pairs starts."""
@@ -105,8 +121,20 @@ class ResultCache:
     def clear(self) -> None:
         """Forget everything."""
 
+    def entries_now(self) -> list[CacheEntry]:
+        """All results, as they are at this moment. Other threads may ask."""
+        return []
+
     def __len__(self) -> int:
-        return 0
+        return len(self.entries_now())
+
+    def report(self) -> dict[str, int]:
+        """`{"entries", "bytes", "hits", "misses", "evictions"}`; bytes are those of tensors in the machine's memory.
+
+        Other threads than the worker's may ask. It looks at every result, so not for busy places.
+        """
+        entries = self.entries_now()
+        return {"entries": len(entries), "bytes": int(_bytes_in(entries)), **asdict(self.counts)}
 
 
 class ClassicCache(ResultCache):
@@ -115,6 +143,7 @@ class ClassicCache(ResultCache):
     keeps_results = True
 
     def __init__(self) -> None:
+        super().__init__()
         self.root = Scope()
         self.generation = 0
 
@@ -146,6 +175,12 @@ class ClassicCache(ResultCache):
     def clear(self) -> None:
         self.root = Scope()
 
+    def entries_now(self) -> list[CacheEntry]:
+        found: list[CacheEntry] = []
+        for scope in self.root.walk():
+            found.extend(scope.entries.values())  # one step for other threads
+        return found
+
     def __len__(self) -> int:
         return sum(len(scope.entries) for scope in self.root.walk())
 
@@ -156,6 +191,7 @@ class LRUCache(ResultCache):
     keeps_results = True
 
     def __init__(self, max_size: int) -> None:
+        super().__init__()
         self.max_size = max_size
         self.entries: dict[bytes, CacheEntry] = {}
         self.generation = 0
@@ -167,7 +203,9 @@ class LRUCache(ResultCache):
             oldest = min(entry.generation for entry in self.entries.values())
             if oldest == self.generation:
                 break
-            self.entries = {k: entry for k, entry in self.entries.items() if entry.generation != oldest}
+            kept = {k: entry for k, entry in self.entries.items() if entry.generation != oldest}
+            self.counts.evictions += len(self.entries) - len(kept)
+            self.entries = kept
 
     def expand(self, scope: Any, keys: set[bytes], nodes: Container[tuple[str, str]]) -> None:
         self._touch(keys)
@@ -184,6 +222,9 @@ class LRUCache(ResultCache):
 
     def clear(self) -> None:
         self.entries = {}
+
+    def entries_now(self) -> list[CacheEntry]:
+        return list(self.entries.values())
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -215,7 +256,6 @@ class RamPressureCache(ClassicCache):
         super().__init__()
         self.active = active
         self.inactive = inactive
-        self.evicted = 0
         self._free_memory = free_memory or (lambda: float(system_memory().available))
         self._never_enough = inactive >= total
         self._last_look = 0.0
@@ -261,7 +301,7 @@ class RamPressureCache(ClassicCache):
             old = [key for key, entry in scope.entries.items() if entry.generation < self.generation]
             for key in old:
                 del scope.entries[key]
-            self.evicted += len(old)
+            self.counts.evictions += len(old)
 
     def _evict(self, free: float, wanted: float, may_go: Callable[[CacheEntry], bool]) -> float:
         """Drop results, worst first, until `wanted` bytes are free. Returns what is free then."""
@@ -273,7 +313,7 @@ class RamPressureCache(ClassicCache):
         found.sort(key=lambda item: item[0], reverse=True)
         for _, size, scope, key in found:
             del scope.entries[key]
-            self.evicted += 1
+            self.counts.evictions += 1
             if size:  # asking the system is slow, and dropping small things changes nothing it could see
                 free = self._free_memory()
                 if free >= wanted:
@@ -343,13 +383,18 @@ def make_cache(cache_type: CacheType, **options: float) -> ResultCache:
 
 def _size_of(entry: CacheEntry) -> float:
     """Bytes of the CPU tensors in a result, nested lists and dicts included; 0 when there are none."""
+    return _bytes_in([entry])
+
+
+def _bytes_in(entries: list[CacheEntry]) -> float:
+    """Bytes of the CPU tensors in results; what several of them hold counts once."""
     torch = sys.modules.get("torch")
     if torch is None:
         return 0.0
     total = 0
     seen: set[int] = set()
-    stack: list[Any] = list(entry.outputs)
-    while stack and len(seen) < 100_000:
+    stack: list[Any] = [slot for entry in entries for slot in entry.outputs]
+    while stack and len(seen) < 100_000 * len(entries):
         value = stack.pop()
         if type(value) in _PLAIN or id(value) in seen:
             continue

@@ -69,10 +69,13 @@ class RunResults:
             return []
         key_of, get, root = self._signatures.get, self._cache.get, self._root
         stored = [node_id for node_id in self._submitted if get(root, key_of(node_id)) is not None]
-        return [node_id for node_id in stored if node_id not in self._forced] if self._forced else stored
+        if self._forced:
+            stored = [node_id for node_id in stored if node_id not in self._forced]
+        return stored
 
     def put(self, node_id: str, entry: CacheEntry) -> None:
         """A node has finished."""
+        self._cache.counts.misses += 1
         self._held[node_id] = entry
         if self._forced:
             self._made.add(node_id)

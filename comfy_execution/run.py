@@ -212,7 +212,9 @@ class Run:
         if self.signatures is not None and external_cache.providers():
             for node_id in original:
                 await self._look_outside(node_id)
-        self.announcer.record("execution_cached", {"nodes": self.results.submitted(), "prompt_id": self.prompt_id})
+        stored = self.results.submitted()
+        self.cache.counts.hits += len(stored)
+        self.announcer.record("execution_cached", {"nodes": stored, "prompt_id": self.prompt_id})
 
     def _drop_unneeded(self) -> None:
         self.results.keep_only(self.schedule.pending())

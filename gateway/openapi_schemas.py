@@ -340,6 +340,18 @@ _SERVER: dict[str, Schema] = {
                     }
                 )
             ),
+            "result_cache": nullable(
+                shape(
+                    {
+                        "mode": TEXT,
+                        "entries": COUNT,
+                        "bytes": COUNT,
+                        "hits": COUNT,
+                        "misses": COUNT,
+                        "evictions": COUNT,
+                    }
+                )
+            ),
         }
     ),
     "Memory": shape(

@@ -64,8 +64,8 @@ def memory_report() -> dict[str, Any]:
     return ledger.report()
 
 
-def system_stats() -> dict[str, Any]:
-    """The answer of GET /system_stats."""
+def system_stats(result_cache: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The answer of GET /system_stats. result_cache: what `PromptExecutor.cache_report` tells."""
     memory = system_memory()
     return {
         "system": {
@@ -84,4 +84,5 @@ def system_stats() -> dict[str, Any]:
             "argv": sys.argv,
         },
         "devices": devices(),
+        "result_cache": result_cache,
     }

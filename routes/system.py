@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 def add_to(table: Table, server: PromptServer) -> None:
     """Register this resource's routes."""
 
-    @table.get("/system_stats", "Versions, memory and devices.", answers={200: "SystemStats"})
+    @table.get("/system_stats", "Versions, memory, devices, and the cache of results.", answers={200: "SystemStats"})
     async def stats(request: web.Request) -> web.Response:
         await server.nodes_ready.wait_async()
-        return json_answer(await asyncio.to_thread(system_stats))
+        return json_answer(await asyncio.to_thread(lambda: system_stats(server.cache_report())))
 
     @table.get("/memory", "Which models are on which device, and how they came there.", answers={200: "Memory"})
     async def memory(request: web.Request) -> web.Response:

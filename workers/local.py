@@ -129,7 +129,7 @@ class PromptWorker:
 
     def _work(self) -> None:
         self.server.nodes_ready.wait()
-        executor = self._make_executor(self.server)
+        executor = self.server.executor = self._make_executor(self.server)
         self._quiet_collector()
         while not self._stopping.is_set():
             task = self.queue.get(timeout=self._patience())

@@ -295,3 +295,43 @@ class MatchType(ComfyTypeIO):
             display_name = "MATCHTYPE" if not id and not display_name else display_name
             super().__init__(id, display_name, tooltip, is_output_list)
             self.template = template
+
+
+@comfytype(io_type="COMFY_DYNAMICSLOT_V3")
+class DynamicSlot(ComfyTypeI):
+    """A socket that brings inputs along once something is sent to it. It is always optional."""
+
+    Type = dict
+
+    class Input(DynamicInput):
+        """`slot`: the socket; of a widget only the socket is taken. `inputs`: what comes along with it."""
+
+        def __init__(
+            self,
+            slot: Input,
+            inputs: list[Input],
+            display_name: str | None = None,
+            tooltip: str | None = None,
+            lazy: bool | None = None,
+            extra_dict: dict[str, Any] | None = None,
+        ) -> None:
+            if isinstance(slot, DynamicInput):
+                raise ValueError(f"the slot of a DynamicSlot cannot be dynamic itself: {slot.id}")
+            display_name = slot.display_name if display_name is None else display_name
+            tooltip = slot.tooltip if tooltip is None else tooltip
+            lazy = slot.lazy if lazy is None else lazy
+            super().__init__(slot.id, display_name, True, tooltip, lazy, extra_dict)
+            self.slot = slot
+            self.inputs = inputs
+            self.force_input = True if isinstance(slot, WidgetInput) else None
+
+        def as_dict(self) -> dict[str, Any]:
+            own = {"slotType": self.slot.get_io_type(), "inputs": sections(self.inputs), "forceInput": self.force_input}
+            return super().as_dict() | prune(own)
+
+        def resolve(self, resolution: Resolution, prefix: str, path: tuple[str, ...]) -> None:
+            name = prefix + self.id
+            resolution.declare(name, self.slot, True, (*path, self.id, self.id), bool(self.lazy))
+            if resolution.sent.get(name) is not None:
+                for item in self.inputs:
+                    resolution.add(item, f"{name}.", (*path, self.id))

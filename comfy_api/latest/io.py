@@ -14,6 +14,7 @@ from comfy_api.latest._dynamic import Autogrow, DynamicCombo, DynamicInput, Matc
 from comfy_api.latest._node import ComfyNode, NodeOutput, _ComfyNodeBaseInternal
 from comfy_api.latest._schema import Hidden, HiddenHolder, NodeReplace, PriceBadge, PriceBadgeDepends, Schema
 from comfy_api.latest._sockets import *  # noqa: F403  (a table of types, each of which belongs here)
+from comfy_api.latest._sockets import __all__ as _socket_names
 from comfy_api.latest._widgets import (
     Boolean,
     BoundingBox,
@@ -81,3 +82,4 @@ __all__ = [
     "_ComfyNodeBaseInternal",
     "comfytype",
 ]
+__all__ += _socket_names

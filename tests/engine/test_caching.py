@@ -213,7 +213,7 @@ def ram_cache(free, active, inactive, old, new):
 def test_ram_old_results_go_until_there_is_room():
     cache = ram_cache(0, active=0, inactive=2000, old=b"abc", new=b"x")
     cache.relieve(lambda: None)
-    assert len(cache) == 2 and ord("x") in cache.root.entries and cache.evicted == 2
+    assert len(cache) == 2 and ord("x") in cache.root.entries and cache.counts.evictions == 2
 
 
 def test_ram_plenty_of_memory():
@@ -233,7 +233,7 @@ def test_ram_old_results_go_unasked_where_there_can_never_be_enough():
     for _ in range(3):
         cache.begin({b"x"}, set())
         cache.relieve(lambda: pytest.fail("nothing else has to go"))
-    assert list(cache.root.entries) == [b"x"] and cache.evicted == 1 and len(looks) == 1
+    assert list(cache.root.entries) == [b"x"] and cache.counts.evictions == 1 and len(looks) == 1
 
 
 def test_ram_results_of_the_running_prompt_go_last():
@@ -390,3 +390,58 @@ def test_external_store(runner, classes):
         assert runner.cached == ["src", "add", "out"] and classes["Int"].calls == [8]
     finally:
         external_cache.unregister_cache_provider(store)
+
+
+# --- counting
+
+
+@pytest.mark.parametrize(
+    "cache_type, options, second, evictions",
+    [
+        (CacheType.CLASSIC, {}, (3, 0), 0),
+        (CacheType.LRU, {"lru": 100}, (3, 0), 0),
+        (CacheType.NONE, {}, (0, 3), 0),
+    ],
+)
+def test_hits_and_misses_are_counted(make_runner, cache_type, options, second, evictions):
+    runner = make_runner(cache_type, **options)
+    prompt = chain(2)
+    runner.good(prompt)
+    counts = runner.executor.cache_report()
+    assert (counts["hits"], counts["misses"]) == (0, 3) and counts["mode"] == cache_type.name.lower()
+    assert counts["entries"] == (0 if cache_type is CacheType.NONE else 3)
+    runner.good(prompt)
+    counts = runner.executor.cache_report()
+    assert (counts["hits"], counts["misses"] - 3) == second and counts["evictions"] == evictions
+    runner.executor.reset()
+    assert runner.executor.cache_report() == {**counts, "entries": 0, "bytes": 0}
+
+
+def test_bytes_of_what_is_kept_count_once(make_runner):
+    torch = pytest.importorskip("torch")
+    cache = make_runner(CacheType.CLASSIC).executor.caches.outputs
+    shared = torch.zeros(1000, dtype=torch.uint8)
+    cache.put(cache.scope(), b"a", CacheEntry([[{"samples": shared}]]))
+    cache.put(cache.scope(), b"b", CacheEntry([[shared], [torch.zeros(24, dtype=torch.uint8)]]))
+    assert cache.report() == {"entries": 2, "bytes": 1024, "hits": 0, "misses": 0, "evictions": 0}
+
+
+def test_memory_pressure_shows_in_the_report(make_runner):
+    runner = make_runner(CacheType.RAM_PRESSURE, ram=0.0, ram_inactive=1.0)
+    cache = runner.executor.caches.outputs
+    cache._free_memory, cache._never_enough = (lambda: float(2**40)), False
+    runner.good(chain(2))
+    runner.good(chain(3))
+    assert runner.executor.cache_report()["evictions"] == 0
+    kept = len(cache)
+    cache._free_memory = lambda: 0.0
+    runner.good({"i": n("Int", value=99), "o": n("Show", value=("i", 0))})
+    report = runner.executor.cache_report()
+    assert report["evictions"] == kept and report["entries"] == 2
+
+
+def test_old_generations_show_in_the_report(make_runner):
+    runner = make_runner(CacheType.LRU, lru=1)
+    for value in range(3):
+        runner.good({"i": n("Int", value=value), "o": n("Show", value=("i", 0))})
+    assert runner.executor.cache_report()["evictions"] == 4
