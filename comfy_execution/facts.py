@@ -6,12 +6,26 @@ import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 from comfy_execution.graph import NodeNotFoundError
 
 log = logging.getLogger(__name__)
+
+
+class _once:
+    """A property that is computed when it is first asked for. Unlike `functools.cached_property` it takes no lock."""
+
+    def __init__(self, compute: Callable[[Any], Any]) -> None:
+        self._compute = compute
+        self._name = compute.__name__
+        self.__doc__ = compute.__doc__
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None:
+            return self
+        value = instance.__dict__[self._name] = self._compute(instance)
+        return value
 
 
 class DeclaredInput(NamedTuple):
@@ -41,6 +55,7 @@ class InputSpec:
     def __post_init__(self) -> None:
         self._found: dict[str, DeclaredInput | None] = {}
         self._lazy: frozenset[str] | None = None
+        self.is_final = False  # whether it is the same whatever is sent
 
     def find(self, name: str) -> DeclaredInput | None:
         """The declaration of an input, None if there is none.
@@ -54,13 +69,14 @@ class InputSpec:
             return found
 
     def _look_up(self, name: str) -> DeclaredInput | None:
-        for section in ("required", "optional", "hidden"):
-            declared = getattr(self, section)
+        for section, declared in (("required", self.required), ("optional", self.optional), ("hidden", self.hidden)):
             if name in declared:
                 entry = declared[name]
                 if section == "hidden" or isinstance(entry, str):
                     return DeclaredInput(section, entry, {})
-                options = entry[1] if len(entry) > 1 and isinstance(entry[1], Mapping) else {}
+                options = entry[1] if len(entry) > 1 else {}
+                if type(options) is not dict and not isinstance(options, Mapping):
+                    options = {}
                 return DeclaredInput(section, entry[0], options)
         return None
 
@@ -70,6 +86,8 @@ class InputSpec:
 
     def lazy(self, inputs: Mapping[str, Any]) -> frozenset[str]:
         """Which of these inputs are evaluated only on request."""
+        if self._lazy is None and self.is_final:
+            self._freeze_lazy()
         if self._lazy is not None:
             return self._lazy
         names = set()
@@ -79,7 +97,7 @@ class InputSpec:
                 names.add(name)
         return frozenset(names)
 
-    def freeze_lazy(self) -> None:
+    def _freeze_lazy(self) -> None:
         """Compute the lazy inputs once, for a spec whose dicts do not invent names."""
         if type(self.required) is dict and type(self.optional) is dict:
             self._lazy = frozenset(
@@ -96,23 +114,47 @@ class NodeFacts:
         self.is_v3 = hasattr(cls, "RESOLVE_INPUTS")
         # A V3 class asks its schema for each attribute; here it is asked once.
         self._schema = cls.GET_SCHEMA() if self.is_v3 else None
-        get = partial(getattr, self._schema if self.is_v3 else cls)
-        self.is_output = get("is_output_node" if self.is_v3 else "OUTPUT_NODE", False) is True
-        self.input_is_list = bool(get("is_input_list" if self.is_v3 else "INPUT_IS_LIST", False))
-        self.not_idempotent = bool(get("not_idempotent" if self.is_v3 else "NOT_IDEMPOTENT", False))
-        intermediate = "has_intermediate_output" if self.is_v3 else "HAS_INTERMEDIATE_OUTPUT"
-        self.has_intermediate_output = bool(get(intermediate, False))
-        self.accept_all_inputs = self.is_v3 and bool(self._schema.accept_all_inputs)
         if self.is_v3:
-            outputs = self._schema.outputs
-            self.return_types: tuple = tuple(output.get_io_type() for output in outputs)
-            self.output_is_list: tuple = tuple(output.is_output_list for output in outputs)
+            schema = self._schema
+            self.is_output = schema.is_output_node is True
+            self.input_is_list = bool(schema.is_input_list)
+            self.has_intermediate_output = bool(schema.has_intermediate_output)
+            self.return_types: tuple = tuple([output.get_io_type() for output in schema.outputs])
         else:
-            self.return_types = tuple(get("RETURN_TYPES", ()) or ())
-            self.output_is_list = tuple(get("OUTPUT_IS_LIST", ()) or ())
-        self.function_name: str = getattr(cls, "FUNCTION", "")
-        self.is_async = inspect.iscoroutinefunction(getattr(cls, self.function_name or "", None))
+            self.is_output = getattr(cls, "OUTPUT_NODE", False) is True
+            self.input_is_list = bool(getattr(cls, "INPUT_IS_LIST", False))
+            self.has_intermediate_output = bool(getattr(cls, "HAS_INTERMEDIATE_OUTPUT", False))
+            self.return_types = tuple(getattr(cls, "RETURN_TYPES", ()) or ())
         self._inputs: InputSpec | None = None
+
+    # What only a run asks for is not found out for each prompt that is checked.
+
+    @_once
+    def not_idempotent(self) -> bool:
+        """Whether a result is never used again."""
+        return bool(self._schema.not_idempotent if self.is_v3 else getattr(self.cls, "NOT_IDEMPOTENT", False))
+
+    @_once
+    def accept_all_inputs(self) -> bool:
+        """Whether the node gets inputs that it does not declare."""
+        return self.is_v3 and bool(self._schema.accept_all_inputs)
+
+    @_once
+    def output_is_list(self) -> tuple:
+        """For each output, whether the node returns a list of values for it."""
+        if self.is_v3:
+            return tuple([output.is_output_list for output in self._schema.outputs])
+        return tuple(getattr(self.cls, "OUTPUT_IS_LIST", ()) or ())
+
+    @_once
+    def function_name(self) -> str:
+        """The method that does the work."""
+        return getattr(self.cls, "FUNCTION", "")
+
+    @_once
+    def is_async(self) -> bool:
+        """Whether that method is a coroutine function."""
+        return inspect.iscoroutinefunction(getattr(self.cls, self.function_name or "", None))
 
     def inputs(self, sent: Mapping[str, Any]) -> InputSpec:
         """The declared inputs; those of a V3 class with dynamic inputs depend on what was sent."""
@@ -126,11 +168,11 @@ class NodeFacts:
             spec = InputSpec(types.get("required", {}), types.get("optional", {}), types.get("hidden", {}))
             depends_on_sent = False
         if not depends_on_sent:
-            spec.freeze_lazy()
+            spec.is_final = True
             self._inputs = spec
         return spec
 
-    @cached_property
+    @_once
     def wants_unique_id(self) -> bool:
         """Whether a node of this class is told its id, which makes its result belong to that id."""
         return "UNIQUE_ID" in self.inputs({}).hidden.values()
@@ -141,20 +183,26 @@ class NodeFacts:
             return self.cls.OVERRIDDEN(v3_name)
         return getattr(self.cls, v1_name, None)
 
-    @cached_property
+    @_once
     def own_check(self) -> Callable | None:
         return self.own_method("VALIDATE_INPUTS", "validate_inputs")
 
-    @cached_property
+    @_once
     def own_check_parameters(self) -> inspect.FullArgSpec | None:
         """The parameters of the class's own check, None if it has none."""
         return None if self.own_check is None else inspect.getfullargspec(self.own_check)
 
-    @cached_property
+    @_once
+    def checks_types_itself(self) -> bool:
+        """Whether the class's own check takes `input_types`, which turns the type-of-link check off."""
+        parameters = self.own_check_parameters
+        return parameters is not None and "input_types" in (*parameters.args, *parameters.kwonlyargs)
+
+    @_once
     def fingerprint(self) -> Callable | None:
         return self.own_method("IS_CHANGED", "fingerprint_inputs")
 
-    @cached_property
+    @_once
     def has_lazy_check(self) -> bool:
         return self.own_method("check_lazy_status", "check_lazy_status") is not None
 

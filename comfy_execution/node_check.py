@@ -11,7 +11,6 @@ from comfy_execution.arguments import hidden_values
 from comfy_execution.facts import InputSpec, NodeFacts, nested
 from comfy_execution.links import ConstantList
 from comfy_execution.problems import InputRef, linked, problem
-from comfy_execution.types import types_fit
 
 _CONVERSIONS = {"INT": int, "FLOAT": float, "STRING": str, "BOOLEAN": bool}
 _LONG_LIST = 20  # options; longer lists are not repeated in errors
@@ -20,28 +19,20 @@ _COMPARED = 500  # options whose spelling is compared
 DYNAMIC_COMBO = "COMFY_DYNAMICCOMBO_V3"
 
 
-def checks_types_itself(facts: NodeFacts) -> bool:
-    """Whether the class's own check takes `input_types`, which turns the type-of-link check off."""
+def constants(
+    facts: NodeFacts, spec: InputSpec, names: Iterable[str], inputs: dict[str, Any], errors: list[dict[str, Any]]
+) -> None:
+    """Unwrap, convert and check the declared constants of these names, in place."""
     parameters = facts.own_check_parameters
-    return parameters is not None and "input_types" in (*parameters.args, *parameters.kwonlyargs)
-
-
-def fits(received: Any, ref: InputRef) -> bool:
-    """Whether a link's type fits the input."""
-    return types_fit(received, ref.type)
-
-
-def constants(facts: NodeFacts, spec: InputSpec, inputs: dict[str, Any], errors: list[dict[str, Any]]) -> None:
-    """Unwrap, convert and check every declared constant, in place."""
-    parameters = facts.own_check_parameters
-    for name in spec.declared():
-        if name not in inputs or linked(inputs[name]):
-            continue
+    for name in names:
         ref = InputRef(name, spec.find(name))
         error = _convert(ref, inputs)
         if error is None and not _checked_by_class(name, parameters):
-            _other_separators(ref, inputs)
-            error = _range(ref, inputs[name]) or _choice(ref, inputs[name])
+            error = _range(ref, inputs[name])
+            if error is None:
+                options = _options_of(ref)
+                if options is not None:
+                    error = _choice(ref, options, inputs)
         if error is not None:
             errors.append(error)
 
@@ -75,6 +66,8 @@ def _convert(ref: InputRef, inputs: dict[str, Any]) -> dict[str, Any] | None:
 
 def _range(ref: InputRef, value: Any) -> dict[str, Any] | None:
     options = ref.declared.options
+    if not options:
+        return None
     least, most = options.get("min"), options.get("max")
     try:
         if least is not None and value < least:
@@ -93,14 +86,13 @@ def _range(ref: InputRef, value: Any) -> dict[str, Any] | None:
     return None
 
 
-def _choice(ref: InputRef, value: Any) -> dict[str, Any] | None:
-    options = _options_of(ref)
-    if options is None:
-        return None
+def _choice(ref: InputRef, options: Any, inputs: dict[str, Any]) -> dict[str, Any] | None:
+    _other_separators(ref, options, inputs)
+    value = inputs[ref.name]
     if ref.declared.options.get("multiselect", False) and isinstance(value, list):
-        bad = [member for member in value if not _among(member, options)]
+        bad = [member for member in value if member not in options]
     else:
-        bad = [] if _among(value, options) else [value]
+        bad = [] if value in options else [value]
     if not bad:
         return None
     info = ref.info(received_value=value)
@@ -127,16 +119,15 @@ def _similar(value: str, options: Iterable[Any]) -> list[str]:
     return found[:_SIMILAR]
 
 
-def _other_separators(ref: InputRef, inputs: dict[str, Any]) -> None:
+def _other_separators(ref: InputRef, options: Any, inputs: dict[str, Any]) -> None:
     """A path written on another system names the same file: `folder\\name` and `folder/name`."""
     value = inputs[ref.name]
     if not isinstance(value, str) or not ("\\" in value or "/" in value):
         return
-    options = _options_of(ref)
-    if options is None or _among(value, options):
+    if value in options:
         return
     for other in (value.replace("\\", "/"), value.replace("/", "\\")):
-        if _among(other, options):
+        if other in options:
             inputs[ref.name] = other
             return
 
@@ -150,10 +141,6 @@ def _options_of(ref: InputRef) -> list | tuple | None:
     if ref.type == "COMBO":
         return ref.declared.options.get("options")
     return None
-
-
-def _among(value: Any, options: Any) -> bool:
-    return value in options
 
 
 async def own_check(

@@ -40,7 +40,7 @@ def linked(value: object) -> bool:
     return isinstance(value, list) and not isinstance(value, ConstantList)
 
 
-@dataclass
+@dataclass(slots=True)
 class InputRef:
     """An input that errors speak of, and the link that was being followed through it, if any."""
 

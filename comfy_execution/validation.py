@@ -14,11 +14,12 @@ import folder_paths
 from comfy_execution import node_check
 from comfy_execution.facts import FactsBook, InputSpec, NodeFacts
 from comfy_execution.problems import InputRef, cycle_problem, exception_problem, linked, problem, summary
+from comfy_execution.types import types_fit
 
 _NODES_PER_TURN = 500  # nodes checked before other requests get a turn on the event loop
 
 
-@dataclass
+@dataclass(slots=True)
 class _Node:
     """What is known about a node that has been looked at."""
 
@@ -28,7 +29,7 @@ class _Node:
     sources: list[str] = field(default_factory=list)
 
 
-@dataclass
+@dataclass(slots=True)
 class _Visit:
     """A node on the way from an output: entered, with sources still to be checked."""
 
@@ -161,14 +162,19 @@ class _Walk:
         try:
             inputs = _inputs_of(sent)
             visit.spec = node.facts.inputs(inputs)
-            for name in visit.spec.declared():
-                ref = InputRef(name, visit.spec.find(name))
+            spec = visit.spec
+            constants = []
+            for name in spec.declared():
                 if name not in inputs:
-                    if name in visit.spec.required:
+                    if name in spec.required:
+                        ref = InputRef(name, spec.find(name))
                         node.errors.append(problem("required_input_missing", name.rsplit(".", 1)[-1], ref.info()))
-                elif linked(inputs[name]) and not self._link(visit, node, ref, inputs[name]):
+                elif not linked(inputs[name]):
+                    constants.append(name)
+                elif not self._link(visit, node, InputRef(name, spec.find(name)), inputs[name]):
                     return
-            node_check.constants(node.facts, visit.spec, inputs, node.errors)
+            if constants:
+                node_check.constants(node.facts, spec, constants, inputs, node.errors)
             visit.todo.reverse()  # taken from the end: sources are checked in the order of the inputs
         except Exception as error:
             self._fail(visit, error)
@@ -189,7 +195,7 @@ class _Walk:
             return False
         received = return_types[slot]
         visit.input_types[ref.name] = received
-        if not node_check.checks_types_itself(node.facts) and not node_check.fits(received, ref):
+        if not types_fit(received, ref.type) and not node.facts.checks_types_itself:
             shown = received if isinstance(received, str) else list(received)
             details = f"{ref.name}, received_type({shown}) mismatch input_type({ref.type})"
             info = ref.info(received_type=received, linked_node=link)

@@ -35,7 +35,7 @@ CLOSE_TIMEOUT = 2.0  # seconds to wait for the client's half of the closing hand
 
 # Queue counts sent at once before they are gathered, and the seconds in which one more may go at once.
 STATUS_BURST = 8
-STATUS_INTERVAL = 0.05
+STATUS_INTERVAL = 0.1
 
 
 @dataclass(frozen=True, slots=True)

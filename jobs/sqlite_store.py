@@ -365,7 +365,7 @@ def _later(job: Job) -> tuple[Any, ...]:
         job.state,
         job.number,
         job.place,
-        jsonbytes.encode([attempt.shown() for attempt in job.attempts]).decode(),
+        jsonbytes.encode([attempt.shown() for attempt in job.attempts]).decode() if job.attempts else "[]",
         job.reason,
         job.detail,
         None if job.by is None else jsonbytes.encode(job.by).decode(),

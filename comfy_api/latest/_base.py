@@ -58,14 +58,20 @@ class Input:
 
     def as_dict(self) -> dict[str, Any]:
         """The options as /object_info shows them."""
-        common = {
-            "display_name": self.display_name,
-            "tooltip": self.tooltip,
-            "lazy": self.lazy,
-            "rawLink": self.rawLink,
-            "advanced": self.advanced,
-        }
-        return prune(common) | prune(self.extra_dict)
+        options: dict[str, Any] = {}  # filled one by one: this is asked of every node of every prompt
+        if self.display_name is not None:
+            options["display_name"] = self.display_name
+        if self.tooltip is not None:
+            options["tooltip"] = self.tooltip
+        if self.lazy is not None:
+            options["lazy"] = self.lazy
+        if self.rawLink is not None:
+            options["rawLink"] = self.rawLink
+        if self.advanced is not None:
+            options["advanced"] = self.advanced
+        if self.extra_dict:
+            options |= prune(self.extra_dict)
+        return options
 
     def declaration(self) -> tuple[str, dict[str, Any]]:
         """`(type, options)`, as a V1 class would write it."""
@@ -100,18 +106,20 @@ class WidgetInput(Input):
         self.force_input = force_input
 
     def as_dict(self) -> dict[str, Any]:
-        return (
-            super().as_dict()
-            | prune(
-                {
-                    "default": self.shown_default(),
-                    "socketless": self.socketless,
-                    "widgetType": self.widget_type,
-                    "forceInput": self.force_input,
-                }
-            )
-            | prune(self.own_options())
-        )
+        options = super().as_dict()
+        default = self.shown_default()
+        if default is not None:
+            options["default"] = default
+        if self.socketless is not None:
+            options["socketless"] = self.socketless
+        if self.widget_type is not None:
+            options["widgetType"] = self.widget_type
+        if self.force_input is not None:
+            options["forceInput"] = self.force_input
+        for name, value in self.own_options().items():
+            if value is not None:
+                options[name] = value
+        return options
 
     def shown_default(self) -> Any:
         """The default as /object_info shows it."""

@@ -127,8 +127,9 @@ class Schema:
     def validate(self) -> None:
         """Raises ValueError when ids of inputs, or of outputs, are not unique."""
         for what, members in (("input", self.inputs), ("output", self.outputs)):
-            twice = [name for name, times in Counter(item.id for item in members).items() if times > 1]
-            if twice:
+            ids = [item.id for item in members]
+            if len(set(ids)) < len(ids):
+                twice = [name for name, times in Counter(ids).items() if times > 1]
                 raise ValueError(f"{what} ids of node {self.node_id} must be unique: {', '.join(map(str, twice))}")
         for item in self.inputs:
             item.validate()
