@@ -78,7 +78,7 @@ def from_json(data: bytes | str) -> Any:
 
 
 # orjson rounds integers over 64 bits to floats; the standard parser keeps them exact.
-_LONG_NUMBER = re.compile(rb"\d{19}")
+_LONG_NUMBER = re.compile(rb"[0-9]{19}")
 
 
 def _from_json_slowly(data: bytes | str) -> Any:

@@ -175,7 +175,7 @@ def _time_of(messages: Iterable[tuple[str, dict[str, Any]]], names: tuple[str, .
 
 
 def _dict(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
+    return value if type(value) is dict or isinstance(value, Mapping) else {}
 
 
 def _without_none(job: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from comfy_execution.arguments import hidden_values
-from comfy_execution.facts import InputSpec, NodeFacts, nested
+from comfy_execution.facts import DeclaredInput, InputSpec, NodeFacts, nested
 from comfy_execution.links import ConstantList
 from comfy_execution.problems import InputRef, linked, problem
 
@@ -25,7 +25,10 @@ def constants(
     """Unwrap, convert and check the declared constants of these names, in place."""
     parameters = facts.own_check_parameters
     for name in names:
-        ref = InputRef(name, spec.find(name))
+        declared = spec.find(name)
+        if parameters is None and _is_plainly_good(inputs[name], declared):
+            continue
+        ref = InputRef(name, declared)
         error = _convert(ref, inputs)
         if error is None and not _checked_by_class(name, parameters):
             error = _range(ref, inputs[name])
@@ -35,6 +38,19 @@ def constants(
                     error = _choice(ref, options, inputs)
         if error is not None:
             errors.append(error)
+
+
+def _is_plainly_good(value: Any, declared: DeclaredInput) -> bool:
+    """Whether it takes no closer look to see that a value has the declared type and is within the limits."""
+    kind = declared.type
+    if type(kind) is not str or type(value) is not _CONVERSIONS.get(kind):
+        return False
+    options = declared.options
+    least, most = options.get("min"), options.get("max")
+    try:
+        return (least is None or not value < least) and (most is None or not value > most)
+    except TypeError:
+        return False
 
 
 def _checked_by_class(name: str, parameters: inspect.FullArgSpec | None) -> bool:

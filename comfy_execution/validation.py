@@ -209,10 +209,11 @@ class _Walk:
         node = self.nodes[visit.node_id]
         if visit.spec is not None:
             try:
-                inputs = _inputs_of(self.prompt[visit.node_id])
-                await node_check.own_check(
-                    visit.node_id, node.facts, visit.spec, inputs, visit.input_types, node.errors
-                )
+                if node.facts.own_check_parameters is not None:
+                    inputs = _inputs_of(self.prompt[visit.node_id])
+                    await node_check.own_check(
+                        visit.node_id, node.facts, visit.spec, inputs, visit.input_types, node.errors
+                    )
             except Exception as error:
                 self._fail(visit, error)
         node.good = not node.errors and all(self.nodes[source].good for source in node.sources)

@@ -38,7 +38,7 @@ STATUS_BURST = 8
 STATUS_INTERVAL = 0.1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Status:
     info: dict[str, Any]  # {"exec_info": {…}}
 
@@ -118,7 +118,10 @@ class Hub:
                 return
             self._delivery_due = True
         try:
-            self._loop.call_soon_threadsafe(self._deliver)
+            if asyncio._get_running_loop() is self._loop:  # which need not be woken, at the price of a system call
+                self._loop.call_soon(self._deliver)
+            else:
+                self._loop.call_soon_threadsafe(self._deliver)
         except RuntimeError:
             log.debug("the event loop is closed; events are dropped")
 

@@ -37,7 +37,7 @@ _RECENT = 512  # ended jobs that are looked up without the store
 _LARGEST_INTEGER = 2**63 - 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Submission:
     """How an entry came in; `QueueEntry.submission`.
 
