@@ -97,6 +97,7 @@ EXTRA_FAMILIES = (
     "audio_mixing",
     "sound_files",
     "video_files",
+    "video_parts",
 )
 
 __all__ = [

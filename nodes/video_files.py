@@ -187,6 +187,41 @@ class SaveVideo(io.ComfyNode):
         return io.NodeOutput(video, ui=ui.PreviewVideo([result]))
 
 
+class SaveWEBM(io.ComfyNode):
+    @classmethod
+    def define_schema(cls):
+        return io.Schema(
+            node_id="SaveWEBM",
+            display_name="Save WEBM",
+            category="video",
+            description="Writes images as a WebM video into the output folder, with the workflow inside.",
+            inputs=[
+                io.Image.Input("images", tooltip="Frames to write."),
+                io.String.Input("filename_prefix", tooltip="Start of the file name.", default="ComfyUI"),
+                io.Combo.Input("codec", options=["vp9", "av1"], tooltip="av1 keeps 10 bits per value."),
+                io.Float.Input("fps", tooltip="Frames per second.", default=24.0, min=0.01, max=1000.0, step=0.01),
+                io.Float.Input("crf", tooltip="Smaller is better.", default=32.0, min=0, max=63.0, step=1),
+            ],
+            outputs=[io.Image.Output(display_name="images")],
+            hidden=[io.Hidden.prompt, io.Hidden.extra_pnginfo],
+            is_output_node=True,
+            is_experimental=True,
+        )
+
+    @classmethod
+    def execute(cls, images: torch.Tensor, filename_prefix: str, codec: str, fps: float, crf: float) -> io.NodeOutput:
+        require_av()
+        height, width = images.shape[1:3]
+        root = folder_paths.get_output_directory()
+        folder, name, counter, subfolder, _ = folder_paths.get_save_image_path(filename_prefix, root, width, height)
+        file = f"{name}_{counter:05}_.webm"
+        rate = Fraction(fps).limit_denominator(1000)
+        parts = Types.VideoComponents(images, rate, bit_depth=10 if codec == "av1" else 8)
+        encode(os.path.join(folder, file), parts, "webm", codec, crf, metadata=metadata_of(cls))
+        result = ui.SavedResult(file, subfolder, io.FolderType.output)
+        return io.NodeOutput(images, ui=ui.PreviewVideo([result]))
+
+
 def _choice(value: dict | str | None, name: str) -> str:
     found = value.get(name) if isinstance(value, dict) else value
     return found or "auto"
@@ -200,4 +235,4 @@ def _is_mp4(video: Any) -> bool:
     return CONTAINERS["mp4"][0] in video.get_container_format().split(",")
 
 
-NODES = {"comfy_extras.nodes_video": [LoadVideo, CreateVideo, GetVideoComponents, SaveVideo]}
+NODES = {"comfy_extras.nodes_video": [LoadVideo, CreateVideo, GetVideoComponents, SaveVideo, SaveWEBM]}

@@ -65,6 +65,13 @@ class VideoInput(ABC):
         """Seconds."""
         return float(self.get_frame_count() / self.get_frame_rate())
 
+    def as_trimmed(self, start_time: float = 0, duration: float = 0, strict_duration: bool = True) -> VideoInput | None:
+        """A part of the video, in seconds; a duration of 0 is all that is left.
+
+        None if there is nothing at that time, or, with `strict_duration`, less than asked for.
+        """
+        raise NotImplementedError(f"{type(self).__name__} cannot be trimmed")
+
     def get_container_format(self) -> str:
         """The names of the file format, as the decoder gives them."""
         return VideoContainer.get_extension(VideoContainer.AUTO)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -14,6 +15,7 @@ from comfy_api.latest.video_encoding import encode
 
 # How the values of a video are encoded, by the numbers of ITU-T H.273.
 _TRANSFERS = {16: "HDR PQ", 18: "HDR"}
+_INSTANT = 1e-6  # seconds; what is less apart is at the same time
 
 
 class VideoFromFile(VideoInput):
@@ -92,10 +94,11 @@ class VideoFromFile(VideoInput):
         VideoFromComponents(self.get_components()).save_to(path, format, codec, metadata)
 
     def as_trimmed(self, start_time: float = 0, duration: float = 0, strict_duration: bool = True) -> VideoInput | None:
-        """A part of the video; None if it is shorter than asked for and `strict_duration` is set."""
         left = self.get_duration() - start_time
-        if left <= 0 or (strict_duration and duration > left):
+        if left <= 0 or (strict_duration and duration > left + _INSTANT):
             return None
+        if self._duration:  # a part of a part ends where that one does
+            duration = min(duration or left, left)
         return VideoFromFile(self._file, start_time=self._start_time + start_time, duration=duration)
 
     def _source(self) -> str | io.BytesIO:
@@ -143,6 +146,17 @@ class VideoFromComponents(VideoInput):
 
     def get_components(self) -> VideoComponents:
         return self._components
+
+    def as_trimmed(self, start_time: float = 0, duration: float = 0, strict_duration: bool = True) -> VideoInput | None:
+        parts = self._components
+        rate, count = float(parts.frame_rate), parts.images.shape[0]
+        left = self.get_duration() - start_time
+        if left <= 0 or (strict_duration and duration > left + _INSTANT):
+            return None
+        # A frame is in if it begins within the time.
+        first = max(0, math.ceil((start_time - _INSTANT) * rate))
+        end = min(count, math.ceil((start_time + duration - _INSTANT) * rate)) if duration else count
+        return VideoFromComponents(parts.frames_between(first, end)) if first < end else None
 
     def save_to(
         self,

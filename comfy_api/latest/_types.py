@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from fractions import Fraction
 from typing import Any
@@ -51,6 +51,15 @@ class VideoComponents:
     metadata: dict[str, Any] | None = None
     bit_depth: int = 8
     color_space: str = "sRGB"  # or "HDR" (HLG), "HDR PQ": what the values of the frames stand for
+
+    def frames_between(self, first: int, end: int) -> VideoComponents:
+        """The frames from `first` up to, not including, `end`; with the sound of that time, None if there is none."""
+        audio = self.audio
+        if audio is not None:
+            per_frame = audio["sample_rate"] / self.frame_rate
+            wave = audio["waveform"][..., round(first * per_frame) : round(end * per_frame)]
+            audio = {**audio, "waveform": wave} if wave.shape[-1] else None
+        return replace(self, images=self.images[first:end], audio=audio)
 
 
 class VOXEL:

@@ -14,7 +14,8 @@ CONTAINERS = {
     "mkv": ("matroska", "h264", "aac"),
     "webm": ("webm", "av1", "libopus"),
 }
-_ENCODERS = {"h264": ("libx264", 23.0), "av1": ("libsvtav1", 30.0)}  # and the usual quality, smaller is better
+# And the usual quality, smaller is better.
+_ENCODERS = {"h264": ("libx264", 23.0), "av1": ("libsvtav1", 30.0), "vp9": ("libvpx-vp9", 32.0)}
 _OPUS_RATE = 48000
 # Numbers of ITU-T H.273: primaries, transfer, matrix. sRGB pictures in the primaries of HD video; HLG and PQ in UHD's.
 _COLOURS = {"sRGB": (1, 13, 1), "HDR": (9, 18, 9), "HDR PQ": (9, 16, 9)}
@@ -61,6 +62,8 @@ def encode(
         ten_bit = getattr(components, "bit_depth", 8) > 8 or color_space != "sRGB"
         stream.pix_fmt = "yuv420p10le" if ten_bit else "yuv420p"
         stream.options = {"crf": f"{usual if crf is None else crf:g}"}
+        if codec == "vp9":
+            stream.bit_rate = 0  # else the quality is a limit only
         context = stream.codec_context
         context.color_primaries, context.color_trc, context.colorspace = _COLOURS[color_space]
         context.color_range = _LIMITED_RANGE
