@@ -62,6 +62,7 @@ class Metrics:
         yield _one_of("darkroom_worker", "What the worker is doing", "state", state["worker"]["state"])
         yield from _store(state["store"])
         yield from self._ended()
+        yield from _results(self._server.cache_report())
         if state["nodes_ready"] and "comfy.ledger" in sys.modules:  # otherwise no model has been loaded yet
             yield from _models(sys.modules["comfy.ledger"].report())
 
@@ -104,6 +105,20 @@ def _store(store: Mapping[str, Any]) -> Iterator[Metric]:
     for state, count in sorted(store["jobs"].items()):
         jobs.add_metric([state], count)
     yield jobs
+
+
+def _results(report: Mapping[str, Any] | None) -> Iterator[Metric]:
+    """The cache of results of nodes; nothing before there is a worker."""
+    if report is None:
+        return
+    yield _gauge("darkroom_cache_entries", "Results of nodes that are kept", report["entries"])
+    yield _gauge("darkroom_cache_bytes", "Tensors in memory that they hold", report["bytes"])
+    for name, text in (
+        ("hits", "Nodes whose result was there when their prompt started"),
+        ("misses", "Results that had to be made"),
+        ("evictions", "Results dropped to make room"),
+    ):
+        yield Sum(f"darkroom_cache_{name}", text, value=report[name])
 
 
 def _models(report: Mapping[str, Any]) -> Iterator[Metric]:

@@ -1,4 +1,4 @@
-"""GET /system_stats tells what is kept of results, and how often that helped."""
+"""GET /system_stats and GET /metrics tell what is kept of results, and how often that helped."""
 
 import jsonschema
 import pytest
@@ -23,3 +23,13 @@ async def test_the_report_is_there_once_there_is_a_worker(running, executor):
     assert status == 200
     jsonschema.validate(body, SCHEMAS["SystemStats"])
     assert body["result_cache"] == (executor.cache_report() if executor else None)
+
+
+@pytest.mark.parametrize("executor", [None, Executor()])
+async def test_the_numbers_are_among_the_metrics(running, executor):
+    running.server.executor = executor
+    status, body, _ = await running.get("/metrics")
+    assert status == 200
+    numbers = {"entries": 1, "bytes": 2, "hits_total": 3, "misses_total": 4, "evictions_total": 5}
+    for name, number in numbers.items():
+        assert (f"\ndarkroom_cache_{name} {number}.0\n" in body.decode()) == (executor is not None)
