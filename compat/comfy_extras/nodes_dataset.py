@@ -24,6 +24,7 @@ from nodes.text_lists import (
     TextToUppercase,
     TruncateText,
 )
+from nodes.video_parts import VideoFrameSample, VideoTemporalCrop
 
 __all__ = [
     "AddTextPrefix",
@@ -46,4 +47,6 @@ __all__ = [
     "TextToLowercase",
     "TextToUppercase",
     "TruncateText",
+    "VideoFrameSample",
+    "VideoTemporalCrop",
 ]
