@@ -33,9 +33,10 @@ LARGEST_MESSAGE = 4 << 20  # bytes from a client
 GOODBYE_TIMEOUT = 0.7  # seconds for all clients to say goodbye when the server stops
 CLOSE_TIMEOUT = 2.0  # seconds to wait for the client's half of the closing handshake
 
-# Queue counts sent at once before they are gathered, and the seconds in which one more may go at once.
-STATUS_BURST = 8
-STATUS_INTERVAL = 0.1
+# Queue counts sent at once before they are gathered, and the seconds in which one more may go at once. Clients see
+# every count of a few prompts in a row; gathering is for floods.
+STATUS_BURST = 24
+STATUS_INTERVAL = 0.05
 
 
 @dataclass(slots=True)

@@ -16,16 +16,8 @@ from comfy_execution.queue_control import NotPending
 from gateway.openapi import BOOLEAN, JSON, Body, Parameter
 from protocol import InvalidJson, from_json
 from routes.answers import Refused, actor_of, flag_query, json_answer, json_type, log_request, read_object
-from routes.prompt import (
-    PromptRefused,
-    checked_graph,
-    is_canonical_uuid,
-    private_keys,
-    queue_number,
-    refuse_if_stopping,
-    refuse_when_full,
-    validate,
-)
+from routes.prompt import refuse_if_stopping, refuse_when_full, validate
+from routes.prompt_body import PromptRefused, checked_graph, is_canonical_uuid, private_keys, queue_number
 
 if TYPE_CHECKING:
     from routes import Table

@@ -6,7 +6,7 @@ import uuid
 
 import pytest
 
-from routes.prompt import is_canonical_uuid, new_prompt_id
+from routes.prompt_body import is_canonical_uuid, new_prompt_id
 
 
 def text_prompt(text="x", **inputs):
@@ -293,6 +293,14 @@ async def test_a_full_queue_refuses_until_there_is_room(start, flags):
     assert (await running.post("/prompt", json={"prompt": text_prompt()}))[0] == 200
     running.server.prompt_queue.get()
     assert (await running.post("/prompt", json={"prompt": text_prompt()}))[0] == 200
+
+
+async def test_a_full_queue_still_answers_a_body_that_it_knows(running, flags):
+    flags(max_queue=1)
+    known = good(prompt_id=str(uuid.uuid4()))
+    first = await running.post("/prompt", data=known)
+    assert first[0] == 200 and (await running.post("/prompt", data=good()))[0] == 429
+    assert (await running.post("/prompt", data=known))[:2] == first[:2]
 
 
 async def test_a_queue_of_large_prompts_refuses_by_size(start, flags):
