@@ -10,7 +10,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
@@ -70,9 +70,10 @@ class Scope:
     entries: dict[bytes, CacheEntry] = field(default_factory=dict)
     inner: dict[tuple[str, str], Scope] = field(default_factory=dict)
 
-    def prune(self, keys: set[bytes], nodes: Container[tuple[str, str]]) -> None:
+    def prune(self, keys: Iterable[bytes], nodes: Container[tuple[str, str]]) -> None:
         """Keep only results with these keys and inner scopes of these (node id, class) pairs."""
-        self.entries = {key: entry for key, entry in self.entries.items() if key in keys}
+        wanted = set(keys)
+        self.entries = {key: entry for key, entry in self.entries.items() if key in wanted}
         self.inner = {node: scope for node, scope in self.inner.items() if node in nodes}
 
     def walk(self) -> Iterator[Scope]:
@@ -92,7 +93,7 @@ class ResultCache:
     def __init__(self) -> None:
         self.counts = CacheCounts()
 
-    def begin(self, keys: set[bytes], nodes: Container[tuple[str, str]]) -> None:
+    def begin(self, keys: Iterable[bytes], nodes: Container[tuple[str, str]]) -> None:
         """A prompt with these keys and these (node id, class) pairs starts."""
 
     def scope(self, outer: Any = None, node: tuple[str, str] | None = None) -> Any:
@@ -102,7 +103,7 @@ class ResultCache:
         """
         return None
 
-    def expand(self, scope: Any, keys: set[bytes], nodes: Container[tuple[str, str]]) -> None:
+    def expand(self, scope: Any, keys: Iterable[bytes], nodes: Container[tuple[str, str]]) -> None:
         """A node has expanded to nodes with these keys and these (node id, class) pairs, kept in `scope`."""
 
     def get(self, scope: Any, key: bytes) -> CacheEntry | None:
@@ -147,7 +148,7 @@ class ClassicCache(ResultCache):
         self.root = Scope()
         self.generation = 0
 
-    def begin(self, keys: set[bytes], nodes: Container[tuple[str, str]]) -> None:
+    def begin(self, keys: Iterable[bytes], nodes: Container[tuple[str, str]]) -> None:
         self.generation += 1
         self.root.prune(keys, nodes)
 
@@ -159,7 +160,7 @@ class ClassicCache(ResultCache):
             found = outer.inner[node] = Scope()
         return found
 
-    def expand(self, scope: Any, keys: set[bytes], nodes: Container[tuple[str, str]]) -> None:
+    def expand(self, scope: Any, keys: Iterable[bytes], nodes: Container[tuple[str, str]]) -> None:
         scope.prune(keys, nodes)
 
     def get(self, scope: Any, key: bytes) -> CacheEntry | None:
@@ -196,7 +197,7 @@ class LRUCache(ResultCache):
         self.entries: dict[bytes, CacheEntry] = {}
         self.generation = 0
 
-    def begin(self, keys: set[bytes], nodes: Container[tuple[str, str]]) -> None:
+    def begin(self, keys: Iterable[bytes], nodes: Container[tuple[str, str]]) -> None:
         self.generation += 1
         self._touch(keys)
         while len(self.entries) > self.max_size:
@@ -207,7 +208,7 @@ class LRUCache(ResultCache):
             self.counts.evictions += len(self.entries) - len(kept)
             self.entries = kept
 
-    def expand(self, scope: Any, keys: set[bytes], nodes: Container[tuple[str, str]]) -> None:
+    def expand(self, scope: Any, keys: Iterable[bytes], nodes: Container[tuple[str, str]]) -> None:
         self._touch(keys)
 
     def get(self, scope: Any, key: bytes) -> CacheEntry | None:
@@ -229,7 +230,7 @@ class LRUCache(ResultCache):
     def __len__(self) -> int:
         return len(self.entries)
 
-    def _touch(self, keys: set[bytes]) -> None:
+    def _touch(self, keys: Iterable[bytes]) -> None:
         for key in keys:
             entry = self.entries.get(key)
             if entry is not None:
@@ -261,14 +262,14 @@ class RamPressureCache(ClassicCache):
         self._last_look = 0.0
         self._may_hold_old = False  # whether there may be results of older prompts
 
-    def begin(self, keys: set[bytes], nodes: Container[tuple[str, str]]) -> None:
+    def begin(self, keys: Iterable[bytes], nodes: Container[tuple[str, str]]) -> None:
         self.generation += 1
         self._touch(self.root, keys)
         self._may_hold_old = True
         if not self._never_enough:
             self._last_look = 0.0
 
-    def expand(self, scope: Any, keys: set[bytes], nodes: Container[tuple[str, str]]) -> None:
+    def expand(self, scope: Any, keys: Iterable[bytes], nodes: Container[tuple[str, str]]) -> None:
         self._touch(scope, keys)
         self._may_hold_old = True
 
@@ -292,9 +293,12 @@ class RamPressureCache(ClassicCache):
             if free < self.active:
                 self._evict(free, self.active, lambda entry: True)
 
-    def _touch(self, scope: Scope, keys: set[bytes]) -> None:
-        for key in keys & scope.entries.keys():
-            scope.entries[key].generation = self.generation
+    def _touch(self, scope: Scope, keys: Iterable[bytes]) -> None:
+        # In the order of the keys, which is that in which the results were made: memory is then read forwards.
+        entries, generation = scope.entries, self.generation
+        for key in keys:
+            if key in entries:
+                entries[key].generation = generation
 
     def _drop_old(self) -> None:
         for scope in self.root.walk():
@@ -336,12 +340,17 @@ class ObjectStore:
         self._keeps = keeps
         self._objects: dict[tuple[str, str], tuple[tuple[str, str], Any]] = {}
 
-    def begin(self, nodes: Container[tuple[str, str]]) -> None:
-        """A prompt with these (node id, class) pairs starts; objects of other nodes go."""
+    def begin(self, prompt: Mapping[str, dict[str, Any]]) -> None:
+        """A prompt starts; objects of nodes that are not in it, or of another class there, go."""
         if not self._keeps:
             self.clear()
             return
-        gone = [key for key, (root, _) in self._objects.items() if root not in nodes]
+        node_of = prompt.get
+        gone = [
+            key
+            for key, ((root, class_type), _) in self._objects.items()
+            if (node := node_of(root)) is None or node["class_type"] != class_type
+        ]
         for key in gone:
             del self._objects[key]
 

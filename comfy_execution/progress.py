@@ -46,6 +46,8 @@ class NodeProgressState(TypedDict):
 
 
 _STARTED = NodeProgressState(state=NodeState.Running, value=0.0, max=1.0)
+# The one state of all nodes that did not have to run: in a long graph whose results are there, nearly all of them.
+_WAS_THERE = NodeProgressState(state=NodeState.Finished, value=1.0, max=1.0)
 
 
 class ProgressHandler(ABC):
@@ -117,7 +119,7 @@ class ProgressRegistry:
     def ensure_entry(self, node_id: str) -> NodeProgressState:
         """The node's state, pending if it was unknown."""
         entry = self.nodes.get(node_id)
-        if entry is None:
+        if entry is None or entry is _WAS_THERE:
             entry = self.nodes[node_id] = NodeProgressState(state=NodeState.Pending, value=0.0, max=1.0)
         return entry
 
@@ -136,8 +138,8 @@ class ProgressRegistry:
     def finish_progress(self, node_id: str) -> None:
         """The node is done: its value is its maximum."""
         entry = self.nodes.get(node_id)
-        if entry is None:  # its result was there
-            entry = self.nodes[node_id] = {"state": NodeState.Finished, "value": 1.0, "max": 1.0}
+        if entry is None or entry is _WAS_THERE:
+            entry = self.nodes[node_id] = _WAS_THERE
         else:
             entry.update({"state": NodeState.Finished, "value": entry["max"]})
         self._tell("finish_handler", node_id, entry, self.prompt_id)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Protocol
@@ -96,6 +96,18 @@ class _FactsByNode(dict[str, NodeFacts]):
     def __missing__(self, node_id: str) -> NodeFacts:
         facts = self[node_id] = self._book[self._prompt.get_node(node_id)["class_type"]]
         return facts
+
+
+class _NodesOf(Container[tuple[str, str]]):
+    """The (node id, class) pairs of a prompt, of which few are ever asked for."""
+
+    def __init__(self, prompt: Mapping[str, dict]) -> None:
+        self._prompt = prompt
+
+    def __contains__(self, pair: object) -> bool:
+        node_id, class_type = pair
+        node = self._prompt.get(node_id)
+        return node is not None and node["class_type"] == class_type
 
 
 @dataclass
@@ -198,15 +210,15 @@ class Run:
 
     async def _prepare(self) -> None:
         original = self.prompt.original_prompt
-        nodes = {(node_id, node["class_type"]) for node_id, node in original.items()}
+        nodes = _NodesOf(original)
         if self.cache.keeps_results:
             await ask_fingerprints(self.prompt, list(original), self.book)
             self.signatures = Signatures(self.prompt, self._own_id)
             self.signatures.compute(original)
             self.cache.begin(self.signatures.keys(), nodes)
         else:
-            self.cache.begin(set(), nodes)
-        self.objects.begin(nodes)
+            self.cache.begin((), nodes)
+        self.objects.begin(original)
         forced = forced_nodes(self.extra_data.get("force"), original)
         self.results = RunResults(self.prompt, self.cache, self.signatures, forced)
         if self.signatures is not None and external_cache.providers():

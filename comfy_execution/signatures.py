@@ -107,9 +107,9 @@ class Signatures:
     def __getitem__(self, node_id: str) -> bytes:
         return self._digests[node_id]
 
-    def keys(self) -> set[bytes]:
-        """All keys there are so far."""
-        return set(self._digests.values())
+    def keys(self) -> Iterable[bytes]:
+        """All keys there are so far, in the order in which they were computed."""
+        return self._digests.values()
 
     def is_stable(self, node_id: str) -> bool:
         """Whether the key would come out the same in another process."""
