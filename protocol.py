@@ -31,6 +31,11 @@ PREVIEW_PNG_COMPRESSION = 1
 _OPTIONS = orjson.OPT_NON_STR_KEYS
 
 
+# JSON from outside is refused beyond this many levels, so that what was accepted can always be told again: orjson
+# writes 254, and answers put a value a few levels down.
+DEEPEST = 240
+
+
 class UnsendableError(TypeError):
     """A value has no JSON form. The message names its type."""
 
@@ -67,8 +72,36 @@ def _finite(value: Any) -> Any:
 def from_json(data: bytes | str) -> Any:
     """Parse JSON as lenient clients write it: NaN, big integers, lone surrogates and a leading BOM pass.
 
-    Raises InvalidJson.
+    Raises InvalidJson, also for what is nested more than `DEEPEST` levels deep.
     """
+    value = _parsed(data)
+    if _may_be_deep(data) and _is_deep(value):
+        raise InvalidJson(f"it is nested more than {DEEPEST} levels deep")
+    return value
+
+
+def _may_be_deep(data: bytes | str) -> bool:
+    """Whether there are enough brackets for it; true of long bodies too, which cost a closer look."""
+    opening = (b"[", b"{") if isinstance(data, (bytes, bytearray)) else ("[", "{")
+    return sum(map(data.count, opening)) > DEEPEST
+
+
+def _is_deep(value: Any) -> bool:
+    try:
+        orjson.dumps(value)  # much faster than looking at every value, and refuses what is deep
+        return False
+    except TypeError:  # for that reason, or another
+        pass
+    level = [[value]]
+    for _ in range(DEEPEST + 1):
+        inner = (item.values() if isinstance(item, dict) else item for item in level)
+        level = [value for items in inner for value in items if isinstance(value, (dict, list))]
+        if not level:
+            return False
+    return True
+
+
+def _parsed(data: bytes | str) -> Any:
     if _LONG_NUMBER.search(data if isinstance(data, (bytes, bytearray)) else data.encode("utf-8", "replace")):
         return _from_json_slowly(data)
     try:

@@ -17,6 +17,7 @@ from aiohttp import web
 import logs
 from comfy.cli_args import args
 from gateway.base_path import answer_below
+from gateway.client_faults import soften
 from gateway.features import Features, max_body_size
 from gateway.frontend import FrontEnd
 from gateway.headers import ResponseHeaders
@@ -232,6 +233,8 @@ class PromptServer:
                 raise  # not this client's connection
             log.debug("the client of %s %s went away", request.method, request.path)
             return web.Response(status=400)  # which nobody gets
+        except web.RequestPayloadError as error:  # as with compressed bodies that are cut off, or something else
+            response = web.json_response({"error": f"the body cannot be read: {str(error)[:200]}"}, status=400)
         self._headers.compress(request, response)
         return response
 
@@ -275,6 +278,7 @@ class PromptServer:
             self._core, access_log=None, keepalive_timeout=KEEP_ALIVE, shutdown_timeout=SHUTDOWN_TIMEOUT
         )
         await self._runner.setup()
+        soften()
         if args.base_path:
             answer_below(self._runner.server, args.base_path)
         context = _tls_context()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
@@ -36,14 +37,23 @@ def constants(
                 options = _options_of(ref)
                 if options is not None:
                     error = _choice(ref, options, inputs)
+        if error is None and _spelled(declared.type) == "FLOAT" and not math.isfinite(inputs[name]):
+            error = _not_finite(ref, inputs[name])
         if error is not None:
             errors.append(error)
+
+
+def _spelled(kind: Any) -> str | None:
+    """The name of a type; packs have names that equal every other one, or have no hash. None for a list of choices."""
+    return str.__str__(kind) if isinstance(kind, str) else None
 
 
 def _is_plainly_good(value: Any, declared: DeclaredInput) -> bool:
     """Whether it takes no closer look to see that a value has the declared type and is within the limits."""
     kind = declared.type
     if type(kind) is not str or type(value) is not _CONVERSIONS.get(kind):
+        return False
+    if kind == "FLOAT" and not math.isfinite(value):
         return False
     options = declared.options
     least, most = options.get("min"), options.get("max")
@@ -64,7 +74,7 @@ def _convert(ref: InputRef, inputs: dict[str, Any]) -> dict[str, Any] | None:
     if isinstance(value, dict) and "__value__" in value:
         value = value["__value__"]
         inputs[ref.name] = value = ConstantList(value) if isinstance(value, list) else value
-    convert = _CONVERSIONS.get(ref.type) if isinstance(ref.type, str) else None
+    convert = _CONVERSIONS.get(_spelled(ref.type))
     if convert is None:
         return None
     try:
@@ -78,6 +88,14 @@ def _convert(ref: InputRef, inputs: dict[str, Any]) -> dict[str, Any] | None:
             f"Failed to convert an input value to a {ref.type} value",
         )
     return None
+
+
+def _not_finite(ref: InputRef, value: float) -> dict[str, Any]:
+    """NaN and the infinities pass every limit, cannot be stored with a prompt, and spoil whatever they touch."""
+    text = "it is not a finite number"
+    info = ref.info(received_value=value, exception_message=text)
+    message = "Failed to convert an input value to a FLOAT value"
+    return problem("invalid_input_type", f"{ref.name}, {value}, {text}", info, message)
 
 
 def _range(ref: InputRef, value: Any) -> dict[str, Any] | None:
@@ -152,9 +170,10 @@ def _options_of(ref: InputRef) -> list | tuple | None:
     """What a value may be chosen from; None when the input is no choice."""
     if isinstance(ref.type, list | tuple):
         return ref.type
-    if ref.type == DYNAMIC_COMBO:
+    kind = _spelled(ref.type)
+    if kind == DYNAMIC_COMBO:
         return [option["key"] for option in ref.declared.options.get("options", [])]
-    if ref.type == "COMBO":
+    if kind == "COMBO":
         return ref.declared.options.get("options")
     return None
 

@@ -15,9 +15,13 @@ def seconds_of(value: Any) -> float | None:
     if value is None:
         return None
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or value <= 0:
-        raise ValueError(f"extra_data.timeout must be a positive number of seconds, got {value!r}")
-    return float(value)
+    try:
+        seconds = float(value) if is_number else math.nan
+    except OverflowError:  # an integer of hundreds of digits
+        seconds = math.inf
+    if not math.isfinite(seconds) or seconds <= 0:
+        raise ValueError(f"extra_data.timeout must be a positive number of seconds, got {value!r:.200}")
+    return seconds
 
 
 def time_limit(extra_data: Any, longest: float) -> float | None:

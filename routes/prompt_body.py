@@ -60,7 +60,7 @@ def queue_number(body: Any, server: PromptServer) -> int | float:
     if isinstance(body, dict) and "number" in body:
         try:
             number = float(body["number"])
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             number = math.nan
         if not math.isfinite(number):
             raise PromptRefused("invalid_number", "number must be a finite number", repr(body["number"])[:200])

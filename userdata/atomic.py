@@ -9,6 +9,8 @@ import tempfile
 import time
 from typing import Any
 
+from protocol import InvalidJson, from_json
+
 log = logging.getLogger(__name__)
 
 # Asking for the mask means setting it, so this is done once, before there are threads.
@@ -59,13 +61,13 @@ def read_json_object(path: str) -> dict[str, Any]:
     """The JSON object in a file; `{}` if there is none. A damaged file is put aside, not overwritten."""
     try:
         with open(path, "rb") as stream:
-            value = json.load(stream)
+            value = from_json(stream.read())
         if isinstance(value, dict):
             return value
         problem: object = f"expected an object, found {type(value).__name__}"
     except FileNotFoundError:
         return {}
-    except (ValueError, RecursionError) as error:
+    except InvalidJson as error:
         problem = error
     backup = f"{path}.damaged-{time.strftime('%Y%m%d-%H%M%S')}"
     try:

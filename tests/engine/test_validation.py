@@ -1,6 +1,7 @@
 """Checking prompts: each kind of error by itself, conversions, own checks, cycles, long chains."""
 
 import asyncio
+import math
 import os
 import shutil
 import threading
@@ -13,6 +14,18 @@ from comfy_execution.links import ConstantList
 from comfy_execution.types import types_fit
 
 GOOD = {"number": 5, "ratio": 0.5, "text": "t", "flag": True, "choice": "red", "modern": "one"}
+
+
+class EqualToAll(str):
+    """What many packs name a type with: it equals every other, and cannot be looked up."""
+
+    def __eq__(self, other):
+        return True
+
+    def __ne__(self, other):
+        return False
+
+    __hash__ = None
 
 
 @pytest.fixture(autouse=True)
@@ -29,6 +42,8 @@ def more_classes(classes):
         optional={
             "many": ("COMBO", {"options": ["a", "b"], "multiselect": True}),
             "long": (list(map(str, range(30))),),
+            "free": ("FLOAT", {}),
+            "any": (EqualToAll("*"), {}),
             "file": ([f"folder/model_{i:04}.safetensors" for i in range(3000)],),
         },
         returns=["STRING"],
@@ -104,6 +119,12 @@ def test_required_input_missing(check, name):
         ("number", "abc", "invalid_input_type", None),
         ("number", None, "invalid_input_type", None),
         ("ratio", {}, "invalid_input_type", None),
+        ("ratio", math.nan, "invalid_input_type", "ratio, nan, it is not a finite number"),
+        ("ratio", "nan", "invalid_input_type", None),
+        ("ratio", math.inf, "value_bigger_than_max", "ratio"),
+        ("free", math.nan, "invalid_input_type", None),
+        ("free", -math.inf, "invalid_input_type", None),
+        ("free", "1e999", "invalid_input_type", None),
         ("number", [1, 2, 3], "bad_linked_input", "number"),
         ("number", [], "bad_linked_input", "number"),
     ],
@@ -138,6 +159,8 @@ def test_all_errors_of_a_node(check):
         ("number", 3.9, 3),
         ("number", "7", 7),
         ("number", True, 1),
+        ("any", "text", "text"),
+        ("any", None, None),
         ("ratio", 1, 1.0),
         ("text", 5, "5"),
         ("flag", "x", True),

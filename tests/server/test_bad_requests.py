@@ -132,6 +132,63 @@ async def test_interrupt_hits_only_what_runs(running, which, hit):
         interrupt_current_processing(False)
 
 
+DEEP = b"[" * 300 + b"]" * 300
+
+
+@pytest.mark.parametrize("path", ["/queue", "/history", "/free", "/settings/x", "/users", "/api/jobs/cancel"])
+async def test_bodies_that_are_nested_too_deeply(running, path):
+    status, answer, _ = await running.post(path, data=DEEP)
+    assert status == 400 and list(answer) == ["error"]
+
+
+async def test_settings_file_that_is_nested_too_deeply_counts_as_damaged(running):
+    folder = running.base / "user" / "default"
+    folder.mkdir(parents=True)
+    (folder / "comfy.settings.json").write_bytes(b'{"a": %s}' % DEEP)
+    assert (await running.get("/settings"))[:2] == (200, {})
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+@pytest.mark.parametrize("path", ["/prompt", "/queue", "/settings", "/userdata/x.json", "/upload/image"])
+async def test_compressed_bodies_that_are_none(running, caplog, path, coding):
+    headers = {"Content-Encoding": coding, "Content-Type": "multipart/form-data; boundary=b"}
+    status, answer, _ = await running.request("POST", path, data=b"12345", headers=headers)
+    assert status == 400 and "error" in answer
+    assert not [record for record in caplog.records if record.levelno > 20 or record.exc_info], caplog.records
+
+
+NO_HTTP = [
+    b"FOO /prompt HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"GET /prompt HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 90_000 + b"\r\n\r\n",
+    b"GET /\xff\xfe HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"GET http://[ HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"GET /prompt HTTP/1.1\r\n\r\n",
+    b"POST /prompt HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n{",
+    b"POST /prompt HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    b"POST /prompt HTTP/1.1\r\nHost: x\r\nContent-Encoding: br\r\nContent-Length: 5\r\n\r\n12345",
+]
+
+
+@pytest.mark.parametrize("request_", NO_HTTP)
+async def test_what_is_no_http_is_a_line_in_the_log(running, caplog, request_):
+    import asyncio
+    import logging
+
+    caplog.set_level(logging.INFO)
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(running.url.rsplit(":", 1)[1]))
+    # Not the first request of the connection: aiohttp is quieter about those.
+    writer.write(b"GET /none HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert b" 404 " in await reader.readuntil(b"\r\n\r\n")
+    writer.write(request_)
+    answer = await asyncio.wait_for(reader.read(), 10)
+    writer.close()
+    assert b" 400 Bad Request" in answer
+    assert (await running.get("/prompt"))[0] == 200
+    assert not [record for record in caplog.records if record.levelno > logging.INFO or record.exc_info]
+    assert any("Error handling request" in record.getMessage() for record in caplog.records)
+
+
 BROKEN_OFF = {
     "download": b"GET /view?filename=big.bin&type=input HTTP/1.1\r\nHost: x\r\n\r\n",
     "body": b"POST /prompt HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n{",

@@ -34,6 +34,28 @@ def test_parsing_is_lenient_and_exact():
     assert got["seed"] == 2**64 + 1 and math.isnan(got["x"]) and got["y"] == "\ud800"
 
 
+@pytest.mark.parametrize("opening, closing", [(b"[", b"]"), (b'{"a":', b"}"), (b'[{"a":', b"}]")])
+@pytest.mark.parametrize("core", [b"1", b"[]", b'"\\ud800"', b"9" * 30])
+def test_what_is_parsed_can_be_written_again_however_deep_it_is(opening, closing, core):
+    accepted = refused = 0
+    for times in (1, 100, 119, 239, 240, 260, 500, 1000, 50_000):
+        try:
+            value = protocol.from_json(opening * times + core + closing * times)
+        except protocol.InvalidJson as error:
+            assert times * opening.count(b"[") + times * opening.count(b"{") >= protocol.DEEPEST
+            refused += 1
+        else:
+            accepted += 1
+            answer = {"error": [{"extra_info": {"received_value": [value]}}]}
+            assert json.loads(protocol.to_json(answer)) == json.loads(json.dumps(answer))
+    assert accepted >= 3 and refused >= 3
+
+
+def test_long_bodies_are_not_taken_for_deep_ones():
+    long = [[[]] * 1000, {"a": {}, "b": [2**70] * 500}]
+    assert protocol.from_json(json.dumps(long)) == long
+
+
 @pytest.mark.parametrize("text", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b"{'a': 1}"])
 def test_bad_json(text):
     with pytest.raises(protocol.InvalidJson):
