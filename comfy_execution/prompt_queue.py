@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from itertools import count
 from typing import Any, NamedTuple
 
-import orjson
-
 from comfy.interrupt import interrupt_current_processing
 from comfy_execution import jsonbytes
 from comfy_execution.attempts import Attempt
@@ -49,7 +47,7 @@ class QueueEntry(tuple):
     @classmethod
     def restored(cls, encoded: bytes) -> QueueEntry:
         """The entry that has this JSON; it has no secrets any more."""
-        entry = super().__new__(cls, orjson.loads(encoded))
+        entry = super().__new__(cls, jsonbytes.decode(encoded))
         entry.json = encoded
         return entry
 

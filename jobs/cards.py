@@ -70,4 +70,4 @@ def detailed(job: Job, record: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_telling(state: str, attempts: str) -> bool:
     """Whether there is more than the one attempt that every running job has."""
-    return attempts != "[]" and (state != jobs.IN_PROGRESS or len(orjson.loads(attempts)) > 1)
+    return attempts != "[]" and (state != jobs.IN_PROGRESS or len(jsonbytes.decode(attempts)) > 1)

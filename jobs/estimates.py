@@ -10,9 +10,7 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Any
 
-import orjson
-
-from comfy_execution import jobs
+from comfy_execution import jobs, jsonbytes
 from comfy_execution.attempts import Attempt
 from comfy_execution.links import is_link
 from jobs.store import Row
@@ -69,7 +67,7 @@ class RunTimes:
     def seed(self, rows: Iterable[Row]) -> None:
         """Take over the times of earlier processes. rows: completed jobs, newest first."""
         for row in reversed(list(rows)):
-            attempt = orjson.loads(row.attempts)[-1:]
+            attempt = jsonbytes.decode(row.attempts)[-1:]
             start, end = (attempt[0].get(key) for key in ("start_time", "end_time")) if attempt else (None, None)
             if start is not None and end is not None:
                 self._note(f"id {row.workflow_id}" if row.workflow_id else None, max(0, end - start) / 1000)

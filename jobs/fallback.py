@@ -38,10 +38,10 @@ class FallbackStore:
     def apply(self, changes: Sequence[Change]) -> None:
         """Write changes, wherever that is possible now. One thread at a time; does not raise."""
         try:
-            self._apply(changes)
+            _apply(self.current, changes)
         except StoreUnavailable as error:
             self._leave_disk(str(error))
-            self._apply(changes)
+            _apply(self.current, changes)
         if self._disk is not None:
             self._remember(changes)
             if self._clock() >= self._next_try:
@@ -50,20 +50,6 @@ class FallbackStore:
     def give_up(self, problem: str) -> None:
         """Go on in memory, for what was found out while reading. Before anything is written."""
         self._leave_disk(problem)
-
-    def _apply(self, changes: Sequence[Change]) -> None:
-        try:
-            self.current.apply(changes)
-        except StoreUnavailable:
-            raise
-        except Exception:  # one of them cannot be expressed; the others are not to suffer
-            for change in changes:
-                try:
-                    self.current.apply([change])
-                except StoreUnavailable:
-                    raise
-                except Exception:
-                    log.exception("%s of job %.100r cannot be stored", change.name, change.arguments[:1])
 
     def close(self) -> None:
         """Try the disk one last time, and close."""
@@ -102,10 +88,25 @@ class FallbackStore:
     def _return_to_disk(self) -> None:
         self._next_try = self._clock() + RETRY_SECONDS
         try:
-            self._disk.apply(self._backlog)
+            _apply(self._disk, self._backlog)
         except StoreUnavailable as error:
             self.problem = str(error)
             return
         log.info("the job store %s works again; %d changes were written", self._disk.name, len(self._backlog))
         self.current, self._disk = self._disk, None
         self._backlog, self._backlog_size, self.problem = [], 0, None
+
+
+def _apply(store: JobStore, changes: Sequence[Change]) -> None:
+    try:
+        store.apply(changes)
+    except StoreUnavailable:
+        raise
+    except Exception:  # one of them cannot be expressed; the others are not to suffer
+        for change in changes:
+            try:
+                store.apply([change])
+            except StoreUnavailable:
+                raise
+            except Exception:
+                log.exception("%s of job %.100r cannot be stored", change.name, change.arguments[:1])

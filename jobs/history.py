@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequenc
 from itertools import islice
 from typing import Any
 
-import orjson
-
 from comfy_execution import jsonbytes
 from comfy_execution.history import HistoryEntry
 from jobs.store import JobStore, Payload
@@ -166,9 +164,9 @@ class StoredHistory(MutableMapping[str, HistoryEntry]):
 
 def entry_of(payload: Payload) -> HistoryEntry:
     """The history entry of a stored job that has a result."""
-    encoded = _joined(payload.entry, payload.result or b"{}")
-    entry = HistoryEntry(orjson.loads(encoded))
-    entry.prompt_json, entry._json = payload.entry, encoded
+    result = payload.result or b"{}"
+    entry = HistoryEntry({"prompt": jsonbytes.decode(payload.entry), **jsonbytes.decode(result)})
+    entry.prompt_json, entry._json = payload.entry, _joined(payload.entry, result)
     return entry
 
 

@@ -126,6 +126,13 @@ class Ledger:
                 job.state = jobs.PENDING
                 self._note(job)
 
+    def emptied(self, job: Job) -> QueueEntry:
+        """An entry in place of a stored one that cannot be read any more."""
+        extra_data = {"client_id": job.client_id, "create_time": job.created}
+        entry = QueueEntry((job.number, job.id, {}, extra_data, []))
+        self._writer.add("move", job.id, job.number, job.place, entry.json)
+        return entry
+
     def started(self, entry: QueueEntry, worker: str) -> None:
         """A new attempt runs."""
         with self._lock:

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from comfy_execution import jobs
-from comfy_execution.outcomes import WORKER_DIED, Actor, Outcome
+from comfy_execution.outcomes import VALIDATION_ERROR, WORKER_DIED, Actor, Outcome
 from comfy_execution.prompt_queue import ExecutionStatus, PromptQueue, QueueEntry
 from jobs.job import DIED, PUT_BACK, Job
 from jobs.ledger import Ledger
@@ -40,8 +40,8 @@ def recover(ledger: Ledger, queue: PromptQueue, on_restart: str = RESUME) -> int
         gc.freeze()  # nor afterwards: they go when nobody refers to them
         if collects:
             gc.enable()
-    for job, entry in fatal:
-        queue.park(entry, *_parked(job))
+    for job, entry, reason, detail in fatal:
+        queue.park(entry, *_parked(job, reason, detail))
     queue.restore((entry, job.place, _causes(job)) for job, entry in waiting)
     if waiting and on_restart == CLEAR:
         queue.wipe_queue(by=Actor(None, "--on-restart clear"))
@@ -53,21 +53,27 @@ def recover(ledger: Ledger, queue: PromptQueue, on_restart: str = RESUME) -> int
     return 0 if on_restart == CLEAR else len(waiting)
 
 
-def _read(ledger: Ledger) -> tuple[list[tuple[Job, QueueEntry]], list[tuple[Job, QueueEntry]]]:
-    """What is to wait again, and what is not to run again."""
+def _read(ledger: Ledger) -> tuple[list[tuple[Job, QueueEntry]], list[tuple[Job, QueueEntry, str, str]]]:
+    """What is to wait again, and what is not to run again, with reason and detail."""
     waiting: list[tuple[Job, QueueEntry]] = []
-    fatal: list[tuple[Job, QueueEntry]] = []
+    fatal: list[tuple[Job, QueueEntry, str, str]] = []
     for job, encoded in ledger.store.waiting():
-        try:
-            entry = QueueEntry.restored(encoded)
-        except ValueError as error:
-            log.error("the stored prompt %s cannot be read and is left out: %s", job.id, error)
-            continue
         lost = job.state == jobs.IN_PROGRESS
         if lost:
             _end_lost_attempt(job)
-        ledger.restored(job, lost)
-        (fatal if deaths(job) > DEATHS_ALLOWED else waiting).append((job, entry))
+        try:
+            entry = QueueEntry.restored(encoded)
+        except ValueError as error:
+            ledger.restored(job)
+            fatal.append((job, ledger.emptied(job), VALIDATION_ERROR, f"the stored prompt cannot be read: {error}"))
+            continue
+        # What somebody retried by hand, deaths or not, and has not run since, is run.
+        parked = lost and deaths(job) > DEATHS_ALLOWED
+        ledger.restored(job, lost and not parked)
+        if parked:
+            fatal.append((job, entry, WORKER_DIED, f"the server died while this job ran, {deaths(job)} times"))
+        else:
+            waiting.append((job, entry))
     return waiting, fatal
 
 
@@ -77,8 +83,14 @@ def deaths(job: Job) -> int:
 
 
 def _causes(job: Job) -> tuple[str, ...]:
-    """Why each attempt so far was given up, as the policy of retries counts them."""
-    return tuple(attempt.reason or WORKER_DIED for attempt in job.attempts if attempt.result in (PUT_BACK, DIED))
+    """Why each attempt since the job last ended was given up, as the policy of retries counts them."""
+    causes: list[str] = []
+    for attempt in job.attempts:
+        if attempt.result in (PUT_BACK, DIED):
+            causes.append(attempt.reason or WORKER_DIED)
+        else:
+            causes.clear()  # it had ended, and somebody retried it
+    return tuple(causes)
 
 
 def _end_lost_attempt(job: Job) -> None:
@@ -87,9 +99,8 @@ def _end_lost_attempt(job: Job) -> None:
         attempt.result, attempt.reason, attempt.detail = DIED, WORKER_DIED, "the server ended while this attempt ran"
 
 
-def _parked(job: Job) -> tuple[dict[str, Any], ExecutionStatus, Outcome]:
+def _parked(job: Job, reason: str, detail: str) -> tuple[dict[str, Any], ExecutionStatus, Outcome]:
     """The end of a job that is not run again: history result, status and outcome."""
-    detail = f"the server died while this job ran, {deaths(job)} times"
     log.error("prompt %s is not run again: %s", job.id, detail)
     data = {
         "prompt_id": job.id,
@@ -97,11 +108,11 @@ def _parked(job: Job) -> tuple[dict[str, Any], ExecutionStatus, Outcome]:
         "node_type": None,
         "executed": [],
         "exception_message": detail + "\n",
-        "exception_type": "WorkerDied",
+        "exception_type": "WorkerDied" if reason == WORKER_DIED else "ValueError",
         "traceback": [],
         "current_inputs": {},
         "current_outputs": [],
         "timestamp": int(time.time() * 1000),
     }
     status = ExecutionStatus("error", False, [["execution_error", data]])
-    return {"outputs": {}, "meta": {}}, status, Outcome(jobs.FAILED, WORKER_DIED, detail)
+    return {"outputs": {}, "meta": {}}, status, Outcome(jobs.FAILED, reason, detail)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import sqlite3
 import threading
@@ -18,6 +19,8 @@ from jobs import listing, schema
 from jobs.file_lock import FileLock
 from jobs.job import Attempt, Job
 from jobs.store import Change, Payload, Query, Row, StoreUnavailable
+
+log = logging.getLogger(__name__)
 
 MEMORY = ":memory:"
 _LOCKED_SECONDS = 2.0  # how long to wait for another program that has locked the file
@@ -351,7 +354,7 @@ class SqliteStore:
 
 
 def _text(value: str) -> str:
-    """A text that SQLite can look for; one with halves of characters in it is not there anyway."""
+    """A text as SQLite can hold it: with question marks for halves of characters. No id has any."""
     return value.encode("utf-8", "replace").decode()
 
 
@@ -367,12 +370,20 @@ def _later(job: Job) -> tuple[Any, ...]:
         job.place,
         jsonbytes.encode([attempt.shown() for attempt in job.attempts]).decode() if job.attempts else "[]",
         job.reason,
-        job.detail,
+        None if job.detail is None else _text(job.detail),  # names of files may be no text
         None if job.by is None else jsonbytes.encode(job.by).decode(),
         job.duration,
         job.ended,
         job.card,
     )
+
+
+def _attempts(prompt_id: str, text: str) -> list[Attempt]:
+    try:
+        return [Attempt.read(shown) for shown in jsonbytes.decode(text)]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:  # a file may be damaged anywhere
+        log.error("the attempts at job %s cannot be read: %s", prompt_id, error)
+        return []
 
 
 def _job(row: Sequence[Any]) -> Job:
@@ -387,10 +398,10 @@ def _job(row: Sequence[Any]) -> Job:
         client_id,
         workflow_id,
         batch_id,
-        attempts=[Attempt.read(shown) for shown in orjson.loads(attempts)],
+        attempts=_attempts(ident, attempts),
         reason=reason,
         detail=detail,
-        by=None if actor is None else orjson.loads(actor),
+        by=None if actor is None else jsonbytes.decode(actor),
         counter=counter,
         digest=digest,
         answer=answer,

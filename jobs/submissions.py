@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from comfy_execution import jobs
+from comfy_execution import jobs, jsonbytes
 from jobs.job import Job
 
 _OPTIONS = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS
@@ -49,7 +49,7 @@ def answer_of_known(job: Job | None, digest: bytes) -> dict[str, Any] | None:
     if job is None:
         return None
     if job.digest == digest and job.answer is not None:
-        return orjson.loads(job.answer)
+        return jsonbytes.decode(job.answer)
     if job.state in jobs.QUEUED:
         raise PromptIdConflict(f"another prompt with the prompt_id {job.id} is {job.state}")
     return None

@@ -200,6 +200,24 @@ def test_a_change_that_cannot_be_expressed_does_not_take_others_along(live, capl
     assert [life.take()[0] for _ in range(3)] == ["a", "half \ud800 character", "b"]
 
 
+def test_a_change_that_cannot_be_expressed_does_not_keep_the_disk_away(path, caplog):
+    now = [0.0]
+    disk = FullDisk(str(path))
+    ledger = Ledger(FallbackStore(disk, clock=lambda: now[0]))
+    queue = PromptQueue(types.SimpleNamespace(queue_updated=lambda: None, send_sync=lambda *event: None))
+    ledger.attach(queue)
+    disk.full = True
+    for prompt_id in ("a", "half \ud800 character", "b"):
+        queue.put((1, prompt_id, {}, {}, ["1"]))
+    assert ledger.settle() and ledger.health()["state"] == "degraded"
+    disk.full = False
+    now[0] += RETRY_SECONDS
+    queue.put((1, "c", {}, {}, ["1"]))
+    assert ledger.settle() and ledger.health()["state"] == "ok"
+    assert [job.id for job, _ in disk.waiting()] == ["a", "b", "c"]
+    ledger.close()
+
+
 def test_a_transaction_is_all_or_nothing(path):
     store = SqliteStore(str(path))
     with pytest.raises(AttributeError):

@@ -6,8 +6,10 @@ import sqlite3
 import pytest
 
 from comfy_execution.outcomes import SHUTDOWN
-from comfy_execution.prompt_queue import QueueEntry
+from comfy_execution.prompt_queue import ExecutionStatus, QueueEntry
+from jobs import pages
 from jobs.ledger import Submission
+from jobs.store import Query
 
 
 def test_pending_prompts_are_back_as_they_were(live):
@@ -23,6 +25,96 @@ def test_pending_prompts_are_back_as_they_were(live):
     assert again.queue.queue_json() == first.queue.queue_json()
     assert again.state("b") == "pending" and again.ledger.find("b").client_id == "c"
     assert type(again.queue.queue[0].number) is float and type(again.queue.queue[1].number) is int
+
+
+WIDE = {
+    "half an emoji": "a cat \ud83d",
+    "an integer over 64 bits": 2**64 + 5,
+    "a very negative integer": -(2**63) - 1,
+    "the largest seed": 2**64 - 1,
+    "a float": 0.1 + 0.2,
+    "deep nesting": json.loads("[" * 400 + "]" * 400),
+    "JSON in a text": '{"a": 1, "b": [2, 3]}',
+}
+
+
+@pytest.mark.parametrize("value", WIDE.values(), ids=WIDE)
+def test_whatever_json_can_express_is_back_as_it_was(live, value):
+    life = live()
+    prompt, extra = {"1": {"class_type": "Text", "inputs": {"text": value}}}, {"create_time": 5, "note": value}
+    life.queue.put((1, "ran", prompt, extra, ["1"]))
+    life.end(life.take()[1], outputs={"1": {"text": [value]}})
+    life.queue.put((1, "waits", prompt, extra, ["1"]))
+    life.queue.move(["waits"], "front")
+    life.crash()
+    again = live()
+    (entry,) = again.queue.queue
+    assert entry[2:4] == (prompt, extra)
+    record = again.queue.history["ran"]
+    assert record["prompt"][2:4] == [prompt, extra] and record["outputs"] == {"1": {"text": [value]}}
+    assert json.loads(again.queue.history_json("ran"))["ran"]["outputs"] == {"1": {"text": [value]}}
+    assert again.ledger.shown("ran")["outputs"] == {"1": {"text": [value]}}
+    assert json.loads(pages.by_offset(again.ledger, Query(("completed", "pending"))))["pagination"]["total"] == 2
+
+
+def test_an_error_that_is_no_proper_text_is_an_end_all_the_same(live):
+    """Names of files come from the system as they are: Python has halves of characters for bytes that are no text."""
+    life = live()
+    life.put("a")
+    data = {"exception_type": "FileNotFoundError", "exception_message": "no file bad\udcff.png\n", "timestamp": 2}
+    status = ExecutionStatus("error", False, [["execution_start", {"timestamp": 1}], ["execution_error", data]])
+    life.queue.task_done(life.take()[1], {"outputs": {}, "meta": {}}, status)
+    life.crash()
+    again = live()
+    assert again.waiting() == [] and again.state("a") == "failed"
+    job = again.ledger.shown("a")
+    assert (job["reason"], job["detail"]) == ("missing_file", "no file bad?.png")
+    assert again.queue.history["a"]["status"]["messages"][-1][1] == data
+    assert json.loads(pages.by_offset(again.ledger, Query(("failed",))))["jobs"][0]["detail"].startswith("no file bad")
+
+
+def test_a_parked_job_that_is_retried_by_hand_waits_through_restarts(live):
+    life = live()
+    life.put("bad")
+    for _ in range(2):
+        life.take()
+        life.crash()
+        life = live()
+    assert life.state("bad") == "failed"
+    life.queue.run_again(life.ledger.entry("bad"))
+    for stop in ("crash", "stop"):
+        getattr(life, stop)()
+        life = live()
+        assert life.waiting() == ["bad"] and life.state("bad") == "pending"
+    life.take()
+    life.crash()
+    life = live()
+    assert life.waiting() == [] and life.ledger.find("bad").detail == "the server died while this job ran, 3 times"
+
+
+@pytest.mark.parametrize("column", ["entry", "attempts"])
+def test_a_job_that_cannot_be_read_any_more_takes_no_other_along(live, path, column):
+    life = live()
+    for prompt_id in "abc":
+        life.put(prompt_id, client_id="c")
+    life.crash()
+    with sqlite3.connect(path) as connection:
+        if column == "entry":
+            connection.execute("UPDATE payloads SET entry = x'5b22' WHERE seq = 2")
+        else:
+            connection.execute("UPDATE jobs SET attempts = '[{' WHERE seq = 2")
+    for _ in range(2):
+        life = live()
+        job = life.ledger.shown("b")
+        if column == "entry":
+            assert life.waiting() == ["a", "c"]
+            assert (job["status"], job["reason"]) == ("failed", "validation_error") and "cannot be read" in job[
+                "detail"
+            ]
+            assert life.queue.history["b"]["prompt"][1] == "b"
+        else:
+            assert life.waiting() == ["a", "b", "c"] and job["status"] == "pending"
+        life.crash()
 
 
 def test_new_prompts_go_behind_those_of_before(live):
