@@ -6,6 +6,7 @@ Layout and flags: spec/cli.md "Folders and data"; lists: spec/http-api.md sectio
 
 from __future__ import annotations
 
+import errno
 import logging
 import mimetypes
 import os
@@ -307,11 +308,7 @@ def recursive_search(directory: str, excluded_dir_names: list[str] | None = None
             continue
         for entry in entries:
             name = os.path.join(relative, entry.name)
-            try:
-                is_dir = entry.is_dir()
-            except OSError:
-                continue
-            if not is_dir:
+            if not is_folder(entry):
                 files.append(name)
             elif entry.name not in excluded:
                 real = os.path.realpath(entry.path) if entry.is_symlink() else entry.path
@@ -441,6 +438,22 @@ def filter_files_content_types(
     return found
 
 
+def is_file(entry: os.DirEntry) -> bool:
+    """Whether a folder's entry is a file or a link to one. A link that leads in a circle is none, and no error."""
+    try:
+        return entry.is_file()
+    except OSError:
+        return False
+
+
+def is_folder(entry: os.DirEntry) -> bool:
+    """Whether a folder's entry is a folder or a link to one. As `is_file`."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
+
 SLOW_LISTING_SECONDS = 0.01
 
 
@@ -470,7 +483,7 @@ class _TopFilesCache:
             asked_at = time.time_ns()
             with os.scandir(folder) as entries:
                 found = list(entries)
-            names = [entry.name for entry in found if entry.is_file()]
+            names = [entry.name for entry in found if is_file(entry)]
         except OSError:
             return []
         of_kind = filter_files_extensions if kind.startswith(".") else filter_files_content_types
@@ -508,6 +521,16 @@ def listing_would_take_long() -> bool:
 # --- saving ---------------------------------------------------------------------------------------
 
 
+DEEPEST_FOLDER = 200  # levels; what lists and deletes folders goes down them level by level
+
+
+def make_folders(path: str) -> None:
+    """Create a folder that a client has named, and those it lies in. Raises OSError, also for absurdly deep ones."""
+    if os.path.normpath(path).count(os.sep) > DEEPEST_FOLDER:
+        raise OSError(errno.ENAMETOOLONG, "too many folders inside each other", path)
+    os.makedirs(path, exist_ok=True)
+
+
 LONGEST_PREFIX = 220  # bytes; file systems allow 255, and numbers and extensions follow
 
 
@@ -539,7 +562,7 @@ def get_save_image_path(
         raise ValueError(f"the filename prefix is too long: {told}")
     folder, filename = os.path.dirname(target), os.path.basename(target)
     subfolder = os.path.dirname(os.path.normpath(filename_prefix))
-    os.makedirs(folder, exist_ok=True)
+    make_folders(folder)
     numbered = re.compile(re.escape(os.path.normcase(filename)) + r"_(\d+)[_.]")
     counter = 1
     with os.scandir(folder) as entries:

@@ -97,7 +97,7 @@ def upload_folder(type_name: str, subfolder: str, name: str) -> tuple[str, str]:
         raise OutsideFolder(str(error)) from error
     if not folder_paths.stays_inside(parent, folder):
         raise OutsideFolder(f"{subfolder!r} leads out of the {type_name} folder")
-    os.makedirs(directory, exist_ok=True)
+    folder_paths.make_folders(directory)
     if not os.path.isdir(parent):
         raise BadFileName(f"{name!r}: there is no such folder")
     stored = posixpath.normpath(subfolder.replace(os.sep, "/")) if subfolder else ""

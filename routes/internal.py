@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -24,8 +25,9 @@ def newest_files(folder: str) -> list[str]:
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
-                if entry.is_file() and not entry.name.startswith("."):
-                    found.append((-entry.stat().st_mtime_ns, entry.name))
+                if not entry.name.startswith(".") and folder_paths.is_file(entry):
+                    with suppress(OSError):  # deleted just now
+                        found.append((-entry.stat().st_mtime_ns, entry.name))
     except FileNotFoundError:
         return []
     return [name for _, name in sorted(found)]

@@ -9,6 +9,7 @@ import tempfile
 import time
 from typing import Any
 
+from folder_paths import make_folders
 from protocol import InvalidJson, from_json
 
 log = logging.getLogger(__name__)
@@ -25,7 +26,7 @@ def write_atomic(path: str, data: bytes, overwrite: bool = True) -> None:
     Raises FileExistsError when `overwrite` is false and the file exists, also if it appears meanwhile.
     """
     folder = os.path.dirname(path)
-    os.makedirs(folder, exist_ok=True)
+    make_folders(folder)
     handle, temporary = tempfile.mkstemp(prefix=".tmp-", dir=folder)
     try:
         with os.fdopen(handle, "wb") as stream:

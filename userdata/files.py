@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from folder_paths import safe_join
+from folder_paths import is_file, is_folder, make_folders, safe_join
 from userdata.atomic import move_into_place, write_atomic
 
 
@@ -34,14 +34,19 @@ class FileInfo:
 
 def _visible(folder: str, recurse: bool, above: frozenset[str] = frozenset()) -> Iterator[os.DirEntry]:
     here = os.path.realpath(folder)
-    with os.scandir(folder) as found:
-        entries = sorted((e for e in found if not e.name.startswith(".")), key=lambda e: e.name)
+    try:
+        with os.scandir(folder) as found:
+            entries = sorted((e for e in found if not e.name.startswith(".")), key=lambda e: e.name)
+    except OSError:
+        if not above:
+            raise
+        return  # a folder that cannot be read does not hide the others
     for entry in entries:
-        if entry.is_dir():
+        if is_folder(entry):
             # A link may lead back to a folder on the way down.
             if recurse and os.path.realpath(entry.path) not in above | {here}:
                 yield from _visible(entry.path, recurse, above | {here})
-        elif entry.is_file():
+        elif is_file(entry):
             yield entry
 
 
@@ -87,7 +92,7 @@ class UserFiles:
                 full = os.path.join(root, name)
                 try:
                     stat = os.stat(full)
-                except FileNotFoundError:  # a link whose target is gone, or a file deleted just now
+                except OSError:  # a link that leads nowhere or in a circle, or a file deleted just now
                     continue
                 path = self._relative(full, self._folder)
                 found.append(
@@ -116,7 +121,7 @@ class UserFiles:
         source = self.existing(name)
         if os.path.isdir(target):
             raise IsADirectoryError(to)
-        os.makedirs(os.path.dirname(target), exist_ok=True)
+        make_folders(os.path.dirname(target))
         if source != target:
             move_into_place(source, target, overwrite)
         elif not overwrite:

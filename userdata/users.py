@@ -114,7 +114,7 @@ class UserManager:
         except folder_paths.PathOutsideFolder:
             return None
         if create_dir:
-            os.makedirs(os.path.dirname(path) if file is not None else path, exist_ok=True)
+            folder_paths.make_folders(os.path.dirname(path) if file is not None else path)
         return path
 
     def describe(self) -> dict[str, Any]:

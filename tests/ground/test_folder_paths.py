@@ -188,6 +188,14 @@ def test_top_files_are_current(tmp_path):
     assert fp.get_top_files(str(tmp_path / "none"), "image") == []
 
 
+def test_files_beside_links_in_a_circle_are_listed(tmp_path):
+    (tmp_path / "a.png").write_text("")
+    (tmp_path / "one.png").symlink_to("two.png")
+    (tmp_path / "two.png").symlink_to("one.png")
+    (tmp_path / "gone.png").symlink_to("nothing.png")
+    assert fp.get_top_files(str(tmp_path), "image") == ["a.png"]
+
+
 def test_an_unchanged_folder_is_listed_once(tmp_path, monkeypatch):
     (tmp_path / "a.png").touch()
     settle(tmp_path)

@@ -41,7 +41,7 @@ def test_what_is_parsed_can_be_written_again_however_deep_it_is(opening, closing
     for times in (1, 100, 119, 239, 240, 260, 500, 1000, 50_000):
         try:
             value = protocol.from_json(opening * times + core + closing * times)
-        except protocol.InvalidJson as error:
+        except protocol.InvalidJson:
             assert times * opening.count(b"[") + times * opening.count(b"{") >= protocol.DEEPEST
             refused += 1
         else:

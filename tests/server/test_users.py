@@ -102,3 +102,36 @@ async def test_links_in_circles_end(running):
     assert (await running.get("/userdata?dir=dir&recurse=true"))[1] == ["a.txt"]
     status, entries, _ = await running.get("/v2/userdata")
     assert status == 200 and [e["path"] for e in entries if e["type"] == "file"] == ["dir/a.txt"]
+
+
+async def test_entries_that_cannot_be_looked_at_do_not_hide_the_others(running):
+    """Links in a circle, which the system refuses to follow, in each folder that a route lists."""
+    user = running.base / "user" / "default"
+    for folder in (user / "workflows", running.base / "input", running.base / "models" / "loras"):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "a.safetensors").write_text("x")
+        (folder / "one.safetensors").symlink_to("two.safetensors")
+        (folder / "two.safetensors").symlink_to("one.safetensors")
+    found = {
+        "/userdata?dir=workflows&recurse=true": ["a.safetensors"],
+        "/internal/files/input": ["a.safetensors [input]"],
+    }
+    for path, names in found.items():
+        assert (await running.get(path))[:2] == (200, names), path
+    entries = (await running.get("/v2/userdata?path=workflows"))[1]
+    assert [entry["name"] for entry in entries] == ["a.safetensors"]
+    assert "a.safetensors" in (await running.get("/models/loras"))[1]
+    described = (await running.get("/experiment/models/loras"))[1]
+    assert [model["name"] for model in described] == ["a.safetensors"]
+
+
+async def test_folders_in_folders_end_somewhere(running):
+    for levels, expected in ((100, 200), (300, 400), (1500, 400)):
+        path = "%2F".join(["d"] * levels + ["x.json"])
+        assert (await running.post(f"/userdata/{path}", data=b"1"))[0] == expected, levels
+        await running.post("/userdata/y.json", data=b"1")
+        assert (await running.post(f"/userdata/y.json/move/{path}"))[0] == expected, levels
+        status, _, _ = await running.upload("x.png", b"1", subfolder="/".join(["d"] * levels))
+        assert status == expected, levels
+    assert (await running.get("/userdata?dir=d&recurse=true"))[0] == 200
+    assert (await running.get("/v2/userdata"))[0] == 200
