@@ -34,8 +34,8 @@ import websocket
 
 REPO = Path(__file__).resolve().parent.parent
 PENDING, HISTORY, FILES, UPDATES, SOCKETS = 5_000, 10_000, 20_000, 10_000, 20
-IN_FLIGHT, SUBMITTED, DEEP = 16, 800, 10_000  # requests at a time, prompts per measurement, length of the queue
-ROUNDS = 3  # of submitting to the empty and to the long queue, in turn
+IN_FLIGHT, SUBMITTED, DEEP = 16, 1_600, 10_000  # requests at a time, prompts per measurement, length of the queue
+ROUNDS = 5  # of submitting to the empty and to the long queue, in turn
 PATIENCE = 180.0  # seconds for anything
 
 # A prompt of the usual size.
@@ -140,6 +140,14 @@ class Server:
         times = self.usage.cpu_times()
         return times.user + times.system
 
+    def settle(self) -> None:
+        """Wait until the server has nothing left to do: the store writes what it was told, and forgets what has gone."""
+        for _ in range(100):
+            before = self.cpu()
+            time.sleep(0.3)
+            if self.cpu() - before <= 0.02:
+                return
+
     def stop(self) -> None:
         self.process.terminate()
         self.process.wait()
@@ -212,11 +220,11 @@ def submission(server: Server) -> list[Figure]:
     spent: dict[str, list[float]] = {"empty": [], "long": []}
     asyncio.run(post_many(server.port, SUBMITTED))  # warms up
     for _ in range(ROUNDS):
-        server.request("POST", "/queue", {"clear": True})
         for queue in ("empty", "long"):
+            server.request("POST", "/queue", {"clear": True})
             if queue == "long":
                 server.request("POST", "/bench/fill", {"prompt": PROMPT, "pending": DEEP, "history": 0})
-                time.sleep(2.0)  # the store writes what it was given
+            server.settle()
             before = server.cpu()
             asyncio.run(post_many(server.port, SUBMITTED))
             spent[queue].append(1e3 * (server.cpu() - before) / SUBMITTED)
@@ -317,6 +325,7 @@ def long_queue(server: Server) -> list[Figure]:
     )
     if status != 200 or json.loads(answer) != {"pending": PENDING, "history": HISTORY}:
         raise RuntimeError(f"the queue cannot be filled: {status} {answer[:300]!r}")
+    server.settle()
     size = len(server.get("/queue")) / 1e6
     cpu, spent = measured(server, lambda: server.get("/queue"), 40)
     figures = [
