@@ -141,7 +141,7 @@ class Server:
         return times.user + times.system
 
     def settle(self) -> None:
-        """Wait until the server has nothing left to do: the store writes what it was told, and forgets what has gone."""
+        """Wait until the server has nothing left to do: the store writes what it was told, and forgets what went."""
         for _ in range(100):
             before = self.cpu()
             time.sleep(0.3)
