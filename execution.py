@@ -97,6 +97,7 @@ class PromptExecutor:
         self.failure_reason: str | None = None  # one of `comfy_execution.outcomes`
         self.device_lost = False  # whether the last run left a device that only a new process can use again
         self._executed: list[str] = []
+        self._secrets: set[str] = set()  # texts of the prompt's extra data that no report may show
 
     def cache_report(self) -> dict[str, Any]:
         """Which results are kept (`mode`: a member of `CacheType`, in small letters), and what became of them.
@@ -172,6 +173,7 @@ class PromptExecutor:
         self.failure_reason = None
         self.device_lost = False
         self._executed = []
+        self._secrets = self._secrets_of(extra_data)
         if before_end is None:  # the queue clears the flag when it hands a prompt over
             interrupt_current_processing(False)
         try:
@@ -187,6 +189,8 @@ class PromptExecutor:
         if order is not None:
             self._obey(order)
         event, data, broadcast = self._ending
+        if self._secrets:
+            data = faults.without_secrets(data, self._secrets)
         self.success = event == "execution_success"
         self._note(event, data)
         if before_end is None or before_end(self) is not False:
@@ -336,6 +340,10 @@ class PromptExecutor:
         }
         self._ending = "execution_error", {**where, **error}, False
 
+    def _secrets_of(self, extra_data: dict[str, Any]) -> set[str]:
+        private = [extra_data.get(key) for key in SENSITIVE_EXTRA_DATA_KEYS]
+        return faults.secrets_of([*private, self.attempt.entry.secrets if self.attempt is not None else {}])
+
     def _class_of(self, node_id: str | None) -> str | None:
         node = self.attempt.entry[2].get(node_id) if self.attempt is not None else None
         return node.get("class_type") if isinstance(node, dict) else None
@@ -352,6 +360,8 @@ class PromptExecutor:
             failed_class = run.prompt.get_node(failure.node_id)["class_type"]
             error |= faults.describe(cause, failed_class)
             error["current_inputs"] = faults.shown_inputs(failure.data)
+            if self._secrets:
+                error = faults.without_secrets(error, self._secrets)
             log.error(
                 "prompt %s: node %s (%s) failed: %s: %s\n%s",
                 run.prompt_id,

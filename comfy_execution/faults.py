@@ -6,10 +6,13 @@ import os
 import re
 import sys
 import traceback
+from collections.abc import Collection
 from typing import Any
 
 import folder_paths
 
+HIDDEN = "(hidden)"  # stands for a secret
+_LEAST_SECRET = 6  # characters; a shorter one is found as a whole value only, or it would be found everywhere
 _LONGEST_TEXT = 100_000  # of one shown value; a node's inputs may print without end
 
 _HOST_IS_FULL = "DefaultCPUAllocator: can't allocate memory"
@@ -95,6 +98,30 @@ def shown_value(value: Any) -> Any:
 def shown_inputs(data: dict[str, Any]) -> dict[str, list]:
     """Gathered inputs as error reports show them: input name -> list of values."""
     return {name: [shown_value(value) for value in values] for name, values in data.items()}
+
+
+def secrets_of(value: Any) -> set[str]:
+    """All texts in a value, which is secret: the keys of an account, say."""
+    if isinstance(value, str):
+        return {value} if value else set()
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return set().union(*map(secrets_of, items))
+
+
+def without_secrets(value: Any, secrets: Collection[str]) -> Any:
+    """A copy of a report without secrets: nodes are given them as inputs, and put them into their messages."""
+    if isinstance(value, str):
+        if value in secrets:
+            return HIDDEN
+        for secret in secrets:
+            if len(secret) >= _LEAST_SECRET:
+                value = value.replace(secret, HIDDEN)
+        return value
+    if isinstance(value, dict):
+        return {key: without_secrets(item, secrets) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_secrets(item, secrets) for item in value]
+    return value
 
 
 def is_out_of_memory(exception: BaseException) -> bool:

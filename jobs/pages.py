@@ -68,7 +68,8 @@ def read_cursor(cursor: str, query: Query) -> tuple[float, int]:
         raise BadCursor(f"{cursor[:100]!r} is no cursor of this server") from error
     if order != _order(query):
         raise BadCursor("the cursor belongs to a list in another order: keep sort_by and sort_order from page to page")
-    if isinstance(seq, bool) or not isinstance(key, int | float) or not isinstance(seq, int):
+    is_place = not isinstance(seq, bool) and isinstance(seq, int) and isinstance(key, int | float)
+    if not is_place or max(abs(key), abs(seq)) >= 2**63:
         raise BadCursor(f"{cursor[:100]!r} is no cursor of this server")
     return key, seq
 

@@ -133,7 +133,7 @@ def add_to(table: Table, server: PromptServer) -> None:
         if given is not None and not isinstance(given, dict):
             raise Refused(f"extra_data must be an object, not {json_type(given)}")
         entry = entry.with_secrets({key: given[key] for key in private_keys(given, server)})
-        if body.get("inputs"):
+        if body.get("inputs") not in (None, {}):
             return await run_changed(request, entry, number, body["inputs"])
         if job.state == "completed":
             raise Refused("the job has completed; send changed inputs to run it in another way", 409, state=job.state)

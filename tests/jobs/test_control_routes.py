@@ -228,12 +228,39 @@ async def test_secrets_are_sent_again(serving, monkeypatch):
     assert "second" not in str((await server.get(f"/api/jobs/{ident}?full=true"))[1])
 
 
+@pytest.mark.parametrize("extra", [{"api_key_comfy_org": "s3cret-key"}, {"auth_token_comfy_org": ["s3cret-key"]}])
+async def test_secrets_are_in_no_report_of_an_error(serving, monkeypatch, caplog, extra):
+    server = await serving()
+    hidden = {"key": "API_KEY_COMFY_ORG", "token": "AUTH_TOKEN_COMFY_ORG"}
+    spec = {"hidden": hidden, "required": {"tag": ("*", {})}}
+
+    def run(self, tag, key=None, token=None):
+        raise ValueError(f"the service does not know {key or token}")
+
+    monkeypatch.setattr(control_kit.Note, "INPUT_TYPES", classmethod(lambda cls: spec))
+    monkeypatch.setattr(control_kit.Note, "run", run)
+    async with server.ws("c") as ws:
+        ident = await server.submit(one("Note", "x"), client_id="c", extra_data=extra)
+        job = await server.over(ident)
+        while (message := await ws.receive_json())["type"] != "execution_error":
+            pass
+    stored = server.server.jobs.store.payloads([ident])[ident]
+    for told in (message, job.detail, stored, await server.history(ident), (await server.get("/api/jobs?full=1"))[1]):
+        assert "s3cret" not in str(told)
+    assert "s3cret" not in caplog.text and "(hidden)" in caplog.text
+    assert message["data"]["current_inputs"]["tag"] == ["x"]
+    assert "(hidden)" in str(message["data"]["current_inputs"])
+
+
 @pytest.mark.parametrize(
     "body, status",
     [
         ([], 400),
         ({"extra_data": 5}, 400),
         ({"inputs": 5}, 400),
+        ({"inputs": []}, 400),
+        ({"inputs": ""}, 400),
+        ({"inputs": False}, 400),
         ({"inputs": {"9": {}}}, 400),
         ({"inputs": {"1": []}}, 400),
         ({"inputs": {"1": {"tag": ["7", 0]}}}, 400),

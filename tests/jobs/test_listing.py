@@ -1,5 +1,6 @@
 """Pages of jobs: they must say what sorting everything would say."""
 
+import base64
 import json
 import random
 from dataclasses import replace
@@ -128,7 +129,14 @@ def test_a_cursor_is_not_disturbed_by_what_comes_and_goes(live):
     assert [job["id"] for job in second["jobs"]] == ["p5", "p4", "p3", "p2"]
 
 
-@pytest.mark.parametrize("cursor", ["x", "bm90IGpzb24", "W10", "WyJjcmVhdGVkLSIsICJhIiwgMV0", "é", "A" * 500])
+# Numbers that no store can hold.
+BEYOND = [
+    base64.urlsafe_b64encode(json.dumps(["created-", key, seq]).encode()).decode()
+    for key, seq in ((2**63, 1), (1, 2**63), (-(2**63), 1), (1, 2**64 - 1), (2**64 - 1, 1), (1e300, 1), (1, 2**70))
+]
+
+
+@pytest.mark.parametrize("cursor", ["x", "bm90IGpzb24", "W10", "WyJjcmVhdGVkLSIsICJhIiwgMV0", "é", "A" * 500, *BEYOND])
 def test_what_is_no_cursor_is_refused(live, cursor):
     with pytest.raises(pages.BadCursor):
         pages.by_cursor(live().ledger, Query(STATES, limit=2), cursor)
