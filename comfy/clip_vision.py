@@ -30,11 +30,13 @@ class UnknownVisionModel(WeightsFileError):
 
 class Output:
     """What an encoder says about pictures; entries also as attributes: `image_embeds` [batch, width] (None from
-    encoders without such a vector), `last_hidden_state` and `penultimate_hidden_states` [batch, tokens, width]."""
+    encoders without such a vector), `last_hidden_state` and `penultimate_hidden_states` [batch, tokens, width];
+    `all_hidden_states` [batch, blocks, tokens, width] of SigLIP, else None."""
 
     image_embeds: Tensor | None = None
     last_hidden_state: Tensor | None = None
     penultimate_hidden_states: Tensor | None = None
+    all_hidden_states: Tensor | None = None
     image_sizes: list[tuple[int, ...]]
 
     def __getitem__(self, key: str) -> Any:
@@ -106,6 +108,7 @@ class ClipVisionModel:
         result = Output()
         result.last_hidden_state = out.last.to(device)
         result.penultimate_hidden_states = out.penultimate.to(device)
+        result.all_hidden_states = None if out.blocks is None else out.blocks.to(device)
         result.image_embeds = None if out.projected is None else out.projected.to(device)
         result.image_sizes = [tuple(pixels.shape[1:])] * pixels.shape[0]
         return result

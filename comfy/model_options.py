@@ -93,6 +93,10 @@ class OptionSetters:
     def set_model_sampler_calc_cond_batch_function(self, sampler_calc_cond_batch_function: Callable) -> None:
         self.model_options["sampler_calc_cond_batch_function"] = sampler_calc_cond_batch_function
 
+    def disable_model_cfg1_optimization(self) -> None:
+        """Have the negative evaluated also where guidance would leave it out."""
+        self.model_options["disable_cfg1_optimization"] = True
+
     def set_model_unet_function_wrapper(self, unet_wrapper_function: Callable) -> None:
         """function(apply_model, {"input", "timestep", "c", "cond_or_uncond"}) in place of each model call."""
         self.model_options["model_function_wrapper"] = unet_wrapper_function

@@ -66,6 +66,8 @@ EXTRA_FAMILIES = (
     "picture_text",
     "unet_patches",
     "attention_guidance",
+    "normalized_attention",
+    "reference_cache",
     "attention_weights",
     "model_advanced",
     "model_patches",

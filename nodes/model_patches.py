@@ -12,7 +12,9 @@ class NotForThisModel(ValueError):
 
 
 class ModelPatchLoader:
-    DESCRIPTION = "Loads a model patch: so far the block-wise controls of Qwen-Image (DiffSynth)."
+    DESCRIPTION = (
+        "Loads a model patch: the block-wise controls of Qwen-Image (DiffSynth), or the style of USO for FLUX.1."
+    )
     DISPLAY_NAME = "Load Model Patch"
     CATEGORY = "model/loaders"
     RETURN_TYPES = ("MODEL_PATCH",)
@@ -56,9 +58,12 @@ class QwenImageDiffsynthControlnet:
         self, model: Any, model_patch: Any, vae: Any, image: Any, strength: float, mask: Any = None
     ) -> tuple[Any]:
         from comfy.model_patches import apply_blockwise
+        from comfy.models.blockwise_control import BlockwiseControl
         from comfy.models.qwen_image import QwenImage
 
         network = model.get_model_object("diffusion_model")
+        if not isinstance(model_patch.model, BlockwiseControl):
+            raise NotForThisModel(f"the model patch is no such control, it is a {type(model_patch.model).__name__}")
         if not isinstance(network, QwenImage):
             kind = type(network).__name__
             raise NotForThisModel(f"this control is for Qwen-Image, and the model is a {kind}")
@@ -70,4 +75,38 @@ class QwenImageDiffsynthControlnet:
         return (apply_blockwise(model, model_patch, vae, image, strength, mask),)
 
 
-NODES = {"comfy_extras.nodes_model_patch": [ModelPatchLoader, QwenImageDiffsynthControlnet]}
+class USOStyleReference:
+    DESCRIPTION = "Gives FLUX.1 the style of pictures (USO, Wu et al., 2025)."
+    DISPLAY_NAME = "Apply USO Style Reference"
+    CATEGORY = "model/patch/flux"
+    RETURN_TYPES = ("MODEL",)
+    FUNCTION = "apply_patch"
+    EXPERIMENTAL = True
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {
+            "required": {
+                "model": ("MODEL", {"tooltip": "FLUX.1."}),
+                "model_patch": ("MODEL_PATCH", {"tooltip": "USO's projector."}),
+                "clip_vision_output": ("CLIP_VISION_OUTPUT", {"tooltip": "Pictures of the style, seen by SigLIP."}),
+            }
+        }
+
+    def apply_patch(self, model: Any, model_patch: Any, clip_vision_output: Any) -> tuple[Any]:
+        from comfy.model_patches import apply_style
+        from comfy.models.flux import Flux
+        from comfy.models.style_projector import StyleProjector
+
+        network, projector = model.get_model_object("diffusion_model"), model_patch.model
+        if not isinstance(projector, StyleProjector):
+            raise NotForThisModel(f"the model patch holds no style, it is a {type(projector).__name__}")
+        if not isinstance(network, Flux):
+            raise NotForThisModel(f"the style is for FLUX.1, and the model is a {type(network).__name__}")
+        if projector.config.width != network.config.hidden_size:
+            width = network.config.hidden_size
+            raise NotForThisModel(f"the style is {projector.config.width} wide, and the model {width}")
+        return (apply_style(model, model_patch, clip_vision_output),)
+
+
+NODES = {"comfy_extras.nodes_model_patch": [ModelPatchLoader, QwenImageDiffsynthControlnet, USOStyleReference]}

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import comfy.ops
 from comfy.models.attention import optimized_attention
+from comfy.models.attention_patches import attention_output
 from comfy.models.dit import (
     BlockHooks,
     FromDict,
@@ -121,10 +122,11 @@ class Attention(nn.Module):
         )
         return norm(q), norm(k), v
 
-    def forward(self, *xs: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, *xs: Tensor, options: dict | None = None, text: int = 0) -> tuple[Tensor, ...]:
         projected = [self.project(x, stream) for stream, x in enumerate(xs, start=1)]
         q, k, v = (torch.cat(parts, dim=2) for parts in zip(*projected))
         out = optimized_attention(q, k, v, self.heads, skip_reshape=True)
+        out = attention_output(options, out, text)
         parts = out.split([x.shape[1] for x in xs], dim=1)
         return tuple(getattr(self, f"w{stream}o")(part) for stream, part in enumerate(parts, start=1))
 
@@ -149,11 +151,15 @@ class DoubleBlock(nn.Module):
         self.mlpX = MLP(config.dim, config.mlp_dim, operations, **factory)
         self.attn = Attention(config.dim, config.n_heads, 2, operations, **factory)
 
-    def forward(self, c: Tensor, x: Tensor, vec: Tensor) -> tuple[Tensor, Tensor]:
-        """Text c and image x [batch, tokens, dim] under the conditioning vec [batch, 1, dim]."""
+    def forward(self, c: Tensor, x: Tensor, vec: Tensor, options: dict | None = None) -> tuple[Tensor, Tensor]:
+        """Text c and image x [batch, tokens, dim] under the conditioning vec [batch, 1, dim]; options: of the patches
+        in its attention."""
         c_mod, x_mod = self.modC(vec).chunk(6, dim=-1), self.modX(vec).chunk(6, dim=-1)
         c_attention, x_attention = self.attn(
-            modulate(norm(c), c_mod[0], c_mod[1]), modulate(norm(x), x_mod[0], x_mod[1])
+            modulate(norm(c), c_mod[0], c_mod[1]),
+            modulate(norm(x), x_mod[0], x_mod[1]),
+            options=options,
+            text=c.shape[1],
         )
         return finish(c, c_attention, self.mlpC, c_mod), finish(x, x_attention, self.mlpX, x_mod)
 
@@ -165,9 +171,9 @@ class SingleBlock(nn.Module):
         self.attn = Attention(config.dim, config.n_heads, 1, operations, **factory)
         self.mlp = MLP(config.dim, config.mlp_dim, operations, **factory)
 
-    def forward(self, cx: Tensor, vec: Tensor) -> Tensor:
+    def forward(self, cx: Tensor, vec: Tensor, options: dict | None = None, text: int = 0) -> Tensor:
         mod = self.modCX(vec).chunk(6, dim=-1)
-        (attention,) = self.attn(modulate(norm(cx), mod[0], mod[1]))
+        (attention,) = self.attn(modulate(norm(cx), mod[0], mod[1]), options=options, text=text)
         return finish(cx, attention, self.mlp, mod)
 
 
@@ -239,7 +245,7 @@ class AuraFlow(nn.Module):
         for i, block in enumerate(self.double_layers):
 
             def double(args: dict, block=block) -> dict:
-                txt, img = block(args["txt"], args["img"], args["vec"])
+                txt, img = block(args["txt"], args["img"], args["vec"], hooks.options)
                 return {"txt": txt, "img": img}
 
             out = hooks.run("double_block", i, double, {"img": img, "txt": txt, "vec": vec})
@@ -247,10 +253,11 @@ class AuraFlow(nn.Module):
 
         h = torch.cat([txt, img], dim=1) if len(self.single_layers) else img
         hooks.options["total_blocks"] = len(self.single_layers)
+        words = h.shape[1] - rows * columns
         for i, block in enumerate(self.single_layers):
 
             def single(args: dict, block=block) -> dict:
-                return {"img": block(args["img"], args["vec"])}
+                return {"img": block(args["img"], args["vec"], hooks.options, words)}
 
             h = hooks.run("single_block", i, single, {"img": h, "vec": vec})["img"]
 

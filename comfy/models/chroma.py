@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import comfy.ops
+from comfy.models.attention_patches import block_inputs
 from comfy.models.dit import (
     FromDict,
     count_blocks,
@@ -34,6 +35,7 @@ from comfy.models.flux_layers import (
     SingleStreamBlock,
     head_width,
     run_blocks,
+    widened_mask,
 )
 from comfy.models.references import place_references
 from comfy.models.rope import grid_ids, rope_table, scaled_ids
@@ -219,20 +221,27 @@ class Chroma(nn.Module):
             refs = [self.image_tokens(r, place) for r, place in zip(ref_latents, places)]
             img = torch.cat([img, *(tokens.to(img).expand(img.shape[0], -1, -1) for tokens, _ in refs)], dim=1)
             img_ids = torch.cat([img_ids, *(ids for _, ids in refs)], dim=1)
-        txt_ids = img_ids.new_zeros(1, context.shape[1], 3)
-        pe = rope_table(torch.cat([txt_ids, img_ids], dim=1), self.config.axes_dim, self.config.theta)
+        entering = block_inputs(
+            transformer_options,
+            img=self.img_in(img),
+            txt=self.txt_in(context),
+            img_ids=img_ids,
+            txt_ids=img_ids.new_zeros(1, context.shape[1], 3),
+        )
+        ids = torch.cat([entering["txt_ids"], entering["img_ids"]], dim=1)
+        pe = rope_table(ids, self.config.axes_dim, self.config.theta)
 
         guidance = torch.zeros_like(timesteps) if guidance is None else guidance
         vectors = self.distilled_guidance_layer(timesteps, guidance, x.dtype)
         img = run_blocks(
             self.double_blocks,
             self.single_blocks,
-            self.img_in(img),
-            self.txt_in(context),
+            entering["img"],
+            entering["txt"],
             lambda i: self.double_modulations(vectors, i),
             lambda i: vectors[:, 3 * i : 3 * i + 3].split(1, dim=1),
             pe,
-            attention_mask,
+            widened_mask(attention_mask, ids.shape[1]),
             control=control,
             transformer_options=transformer_options,
         )

@@ -75,11 +75,13 @@ def config_from_state_dict(sd: Mapping[str, Tensor]) -> CLIPVisionConfig:
 
 class VisionOutput(NamedTuple):
     """last: [batch, tokens, width] after all blocks (SigLIP: normed too); penultimate: before the last block;
-    projected: the class token's vector, normed and projected (None without a class token)."""
+    projected: the class token's vector, normed and projected (None without a class token); blocks: [batch, blocks,
+    tokens, width], what comes out of each (SigLIP only)."""
 
     last: Tensor
     penultimate: Tensor
     projected: Tensor | None
+    blocks: Tensor | None = None
 
 
 class Attention(nn.Module):
@@ -162,11 +164,13 @@ class CLIPVisionModelProjection(nn.Module):
         x = model.embeddings(pixels)
         if model.pre_layrnorm is not None:
             x = model.pre_layrnorm(x)
-        penultimate = x
+        penultimate, blocks = x, []
         for layer in model.encoder.layers:
             penultimate, x = x, layer(x)
+            if not self.config.class_token:
+                blocks.append(x)
         if not self.config.class_token:
-            return VisionOutput(model.post_layernorm(x), penultimate, None)
+            return VisionOutput(model.post_layernorm(x), penultimate, None, torch.stack(blocks, dim=1))
         vector = model.post_layernorm(x[:, 0])
         return VisionOutput(
             x, penultimate, vector if self.visual_projection is None else self.visual_projection(vector)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import comfy.ops
+from comfy.models.attention_patches import block_inputs
 from comfy.models.dit import FREQUENCY_WIDTH, FromDict, count_blocks, pad_to_patch_size, patchify, unpatchify
 from comfy.models.flux_layers import (
     BlockShape,
@@ -23,6 +24,7 @@ from comfy.models.flux_layers import (
     SingleStreamBlock,
     head_width,
     run_blocks,
+    widened_mask,
 )
 from comfy.models.references import TIMESTEP_ZERO, place_references
 from comfy.models.rope import grid_ids, rope_table, scaled_ids
@@ -83,6 +85,9 @@ def config_from_state_dict(sd: Mapping[str, Tensor], prefix: str = "", **overrid
 class Flux(nn.Module):
     """Predicts the flow of a latent at a timestep, given T5 tokens, a pooled CLIP vector and a guidance strength."""
 
+    # How references are placed where the conditioning does not tell.
+    default_ref_method = "offset"
+
     def __init__(
         self,
         config: FluxConfig,
@@ -140,42 +145,52 @@ class Flux(nn.Module):
         `comfy.models.references`. control: lists `input` (two-stream blocks) and `output` (one-stream blocks) of
         tensors [batch, image tokens, width], added after the block of the same number. attention_mask: added to
         the attention scores of text, then image. Blocks are replaceable as ("double_block", number) with img, txt,
-        vec, pe and ("single_block", number) with img (text and image), vec, pe (see `comfy.models.dit`).
+        vec, pe and ("single_block", number) with img (text and image), vec, pe (see `comfy.models.dit`). Patches of the
+        attention and of what enters the blocks: see `comfy.models.attention_patches`; there,
+        `reference_image_num_tokens` lists how many tokens each reference has, behind those of the image.
         """
         height, width = x.shape[-2:]
         patch = self.config.patch_size
 
         img, img_ids = self.image_tokens(x)
         img_ids = scaled_ids(img_ids, transformer_options)
-        image_tokens, tail = img.shape[1], 0
+        image_tokens, clean_tail = img.shape[1], False
+        options = dict(transformer_options or {})
         if ref_latents:
-            method = ref_latents_method or "offset"
+            method = ref_latents_method or self.default_ref_method
             places = place_references((height, width), [r.shape[-2:] for r in ref_latents], method, patch)
             refs = [self.image_tokens(r, place) for r, place in zip(ref_latents, places)]
             img = torch.cat([img, *(tokens.to(img).expand(img.shape[0], -1, -1) for tokens, _ in refs)], dim=1)
             img_ids = torch.cat([img_ids, *(ids for _, ids in refs)], dim=1)
-            if method == TIMESTEP_ZERO:
-                tail = img.shape[1] - image_tokens
-        txt_ids = img_ids.new_zeros(1, context.shape[1], 3)
-        pe = rope_table(torch.cat([txt_ids, img_ids], dim=1), self.config.axes_dim, self.config.theta)
+            clean_tail = method == TIMESTEP_ZERO
+            options["reference_image_num_tokens"] = [tokens.shape[1] for tokens, _ in refs]
+        entering = block_inputs(
+            options,
+            img=self.img_in(img),
+            txt=self.txt_in(context),
+            img_ids=img_ids,
+            txt_ids=img_ids.new_zeros(1, context.shape[1], 3),
+        )
+        ids = torch.cat([entering["txt_ids"], entering["img_ids"]], dim=1)
+        pe = rope_table(ids, self.config.axes_dim, self.config.theta)
 
         vec = self.conditioning(timesteps, guidance, y, x.dtype)
-        if tail:
+        if clean_tail:
             clean = self.conditioning(torch.zeros_like(timesteps), guidance, y, x.dtype)
             vec = torch.cat([vec, clean], dim=1)
 
         img = run_blocks(
             self.double_blocks,
             self.single_blocks,
-            self.img_in(img),
-            self.txt_in(context),
+            entering["img"],
+            entering["txt"],
             lambda i: vec,
             lambda i: vec,
             pe,
-            attention_mask,
-            tail,
+            widened_mask(attention_mask, ids.shape[1]),
+            entering["img"].shape[1] - image_tokens if clean_tail else 0,
             control,
-            transformer_options,
+            options,
         )
         img = self.final_layer(img[:, :image_tokens], vec[:, :1])
         return unpatchify(img, -(-height // patch), -(-width // patch), patch)[:, :, :height, :width]

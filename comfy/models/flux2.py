@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import comfy.ops
+from comfy.models.attention_patches import block_inputs
 from comfy.models.dit import FREQUENCY_WIDTH, FromDict, count_blocks
 from comfy.models.flux_layers import (
     BlockShape,
@@ -26,6 +27,7 @@ from comfy.models.flux_layers import (
     SingleStreamBlock,
     head_width,
     run_blocks,
+    widened_mask,
 )
 from comfy.models.references import TIMESTEP_ZERO, place_references
 from comfy.models.rope import grid_ids, rope_table, scaled_ids
@@ -82,6 +84,9 @@ def config_from_state_dict(sd: Mapping[str, Tensor], prefix: str = "", **overrid
 class Flux2(nn.Module):
     """Predicts the flow of a packed latent at a timestep, given text tokens and a guidance strength."""
 
+    # How references are placed where the conditioning does not tell.
+    default_ref_method = "index"
+
     def __init__(
         self,
         config: Flux2Config,
@@ -136,9 +141,10 @@ class Flux2(nn.Module):
         height, width = x.shape[-2:]
         img = x.flatten(2).transpose(1, 2)
         ids = [scaled_ids(grid_ids(1, height, width, 1, device=x.device), transformer_options)]
-        image_tokens, tail = img.shape[1], 0
+        image_tokens, clean_tail = img.shape[1], False
+        options = dict(transformer_options or {})
         if ref_latents:
-            method = ref_latents_method or "index"
+            method = ref_latents_method or self.default_ref_method
             places = place_references(
                 (height, width), [r.shape[-2:] for r in ref_latents], method, 1, REFERENCE_INDEX_SCALE
             )
@@ -148,14 +154,22 @@ class Flux2(nn.Module):
                 grid_ids(1, *r.shape[-2:], 1, start=(*place, 0), device=x.device)
                 for r, place in zip(ref_latents, places)
             ]
-            if method == TIMESTEP_ZERO:
-                tail = img.shape[1] - image_tokens
+            clean_tail = method == TIMESTEP_ZERO
+            options["reference_image_num_tokens"] = [tokens.shape[1] for tokens in refs]
         words = torch.zeros(1, context.shape[1], 4, device=x.device)
         words[..., TEXT_AXIS] = torch.arange(context.shape[1], device=x.device)
-        pe = rope_table(torch.cat([words, *ids], dim=1), self.config.axes_dim, self.config.theta)
+        entering = block_inputs(
+            options,
+            img=self.img_in(img),
+            txt=self.txt_in(context),
+            img_ids=torch.cat(ids, dim=1),
+            txt_ids=words,
+        )
+        positions = torch.cat([entering["txt_ids"], entering["img_ids"]], dim=1)
+        pe = rope_table(positions, self.config.axes_dim, self.config.theta)
 
         vec = self.conditioning(timesteps, guidance, x.dtype)
-        if tail:
+        if clean_tail:
             vec = torch.cat([vec, self.conditioning(torch.zeros_like(timesteps), guidance, x.dtype)], dim=1)
         double = (self.double_stream_modulation_img(vec), self.double_stream_modulation_txt(vec[:, :1]))
         single = self.single_stream_modulation(vec)
@@ -163,15 +177,15 @@ class Flux2(nn.Module):
         img = run_blocks(
             self.double_blocks,
             self.single_blocks,
-            self.img_in(img),
-            self.txt_in(context),
+            entering["img"],
+            entering["txt"],
             lambda i: double,
             lambda i: single,
             pe,
-            attention_mask,
-            tail,
+            widened_mask(attention_mask, positions.shape[1]),
+            entering["img"].shape[1] - image_tokens if clean_tail else 0,
             control,
-            transformer_options,
+            options,
         )
         img = self.final_layer(img[:, :image_tokens], vec[:, :1])
         return img.transpose(1, 2).unflatten(2, (height, width))

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from comfy.models.attention import optimized_attention
+from comfy.models.attention_patches import attention_inputs, attention_output
 from comfy.models.dit import FREQUENCY_WIDTH, BlockHooks, add_control, modulate, plain_norm, timestep_embedding
 from comfy.models.rope import apply_rope
 
@@ -122,9 +123,21 @@ class Attention(nn.Module):
         self.proj = operations.Linear(shape.width, shape.width, bias=shape.bias, **factory)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, pe: Tensor, heads: int, mask: Tensor | None = None) -> Tensor:
-    """Attention of rotated queries and keys; [batch, tokens, heads * width]."""
-    return optimized_attention(apply_rope(q, pe), apply_rope(k, pe), v, heads, mask=mask, skip_reshape=True)
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pe: Tensor,
+    heads: int,
+    mask: Tensor | None = None,
+    options: dict | None = None,
+    text: int = 0,
+) -> Tensor:
+    """Attention of rotated queries and keys; [batch, tokens, heads * width]. options, text: see
+    `comfy.models.attention_patches`; a patch may bring keys whose positions are at the end of `pe`."""
+    q, k, v, pe, mask = attention_inputs(options, q, k, v, pe, mask, text)
+    q, k = (apply_rope(t, pe[:, :, : t.shape[2]]) for t in (q, k))
+    return attention_output(options, optimized_attention(q, k, v, heads, mask=mask, skip_reshape=True), text)
 
 
 def spread(mods: Modulations, tokens: int, tail: int) -> Modulations:
@@ -134,6 +147,16 @@ def spread(mods: Modulations, tokens: int, tail: int) -> Modulations:
         return mods
     place = (torch.arange(tokens, device=mods[0].device) >= tokens - tail).long()
     return tuple(m[:, place] for m in mods)
+
+
+def widened_mask(mask: Tensor | None, tokens: int) -> Tensor | None:
+    """A mask [..., n] of the last n of `tokens` tokens, with nothing held against those that a patch put in front."""
+    if mask is None or mask.shape[-1] >= tokens:
+        return mask
+    allowed = True if mask.dtype == torch.bool else 0.0
+    missing = tokens - mask.shape[-1]
+    mask = F.pad(mask, (missing, 0), value=allowed)
+    return F.pad(mask, (0, 0, missing, 0), value=allowed) if mask.ndim >= 2 and mask.shape[-2] > 1 else mask
 
 
 class DoubleStreamBlock(nn.Module):
@@ -161,9 +184,11 @@ class DoubleStreamBlock(nn.Module):
         pe: Tensor,
         attn_mask: Tensor | None = None,
         tail: int = 0,
+        options: dict | None = None,
     ) -> tuple[Tensor, Tensor]:
         """img [batch, m, width], txt [batch, n, width]; vec [batch, s, width], or the modulations of image and
-        text where the block makes none itself; pe: rope table of text, then image; tail: see `spread`."""
+        text where the block makes none itself; pe: rope table of text, then image; tail: see `spread`; options: of the
+        patches in its attention."""
         img_mod, txt_mod = vec if isinstance(vec, tuple) else (self.img_mod(vec), self.txt_mod(vec[:, :1]))
         img_mod = spread(img_mod, img.shape[1], tail)
 
@@ -174,7 +199,7 @@ class DoubleStreamBlock(nn.Module):
             self.shape.split_heads(img_qkv, self.img_attn.norm),
         )
         q, k, v = (torch.cat(pair, dim=2) for pair in zip(*streams))
-        attention = attend(q, k, v, pe, self.shape.heads, attn_mask)
+        attention = attend(q, k, v, pe, self.shape.heads, attn_mask, options, txt.shape[1])
         txt_attention, img_attention = attention.split([txt.shape[1], img.shape[1]], dim=1)
 
         img = img + img_mod[2] * self.img_attn.proj(img_attention)
@@ -205,12 +230,15 @@ class SingleStreamBlock(nn.Module):
         pe: Tensor,
         attn_mask: Tensor | None = None,
         tail: int = 0,
+        options: dict | None = None,
+        text: int = 0,
     ) -> Tensor:
+        """x [batch, tokens, width], the first `text` of which are words."""
         mod = spread(vec if isinstance(vec, tuple) else self.modulation(vec), x.shape[1], tail)
         h = self.linear1(modulate(plain_norm(x), mod[0], mod[1]))
         qkv, mlp = h.split([3 * self.shape.width, self.shape.mlp_in], dim=-1)
         q, k, v = self.shape.split_heads(qkv, self.norm)
-        attention = attend(q, k, v, pe, self.shape.heads, attn_mask)
+        attention = attend(q, k, v, pe, self.shape.heads, attn_mask, options, text)
         return x + mod[2] * self.linear2(torch.cat([attention, self.activation(mlp)], dim=-1))
 
 
@@ -248,7 +276,9 @@ def run_blocks(
     for i, block in enumerate(double_blocks):
 
         def double(args: dict, block=block) -> dict:
-            img, txt = block(args["img"], args["txt"], args["vec"], args["pe"], args.get("attn_mask"), tail)
+            img, txt = block(
+                args["img"], args["txt"], args["vec"], args["pe"], args.get("attn_mask"), tail, hooks.options
+            )
             return {"img": img, "txt": txt}
 
         out = hooks.run("double_block", i, double, {"img": img, "txt": txt, "vec": double_vec(i), **shared})
@@ -259,7 +289,8 @@ def run_blocks(
     for i, block in enumerate(single_blocks):
 
         def single(args: dict, block=block) -> dict:
-            return {"img": block(args["img"], args["vec"], args["pe"], args.get("attn_mask"), tail)}
+            mask = args.get("attn_mask")
+            return {"img": block(args["img"], args["vec"], args["pe"], mask, tail, hooks.options, text)}
 
         x = hooks.run("single_block", i, single, {"img": x, "vec": single_vec(i), **shared})["img"]
         x = add_control(x, control, "output", i, start=text)

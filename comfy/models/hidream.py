@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import comfy.ops
 from comfy.models.attention import optimized_attention
+from comfy.models.attention_patches import attention_output
 from comfy.models.dit import (
     FREQUENCY_WIDTH,
     BlockHooks,
@@ -214,10 +215,14 @@ class Attention(nn.Module):
         v = getattr(self, "to_v" + suffix)(x)
         return tuple(t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q, k, v))
 
-    def forward(self, pe: Tensor, *xs: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        self, pe: Tensor, *xs: Tensor, options: dict | None = None, image: int | None = None
+    ) -> tuple[Tensor, ...]:
+        """image: how many tokens of the first stream are the image's (default: all)."""
         projected = [self.project(x, suffix) for x, suffix in zip(xs, self.suffixes)]
         q, k, v = (torch.cat(parts, dim=2) for parts in zip(*projected))
         out = optimized_attention(apply_rope(q, pe), apply_rope(k, pe), v, self.heads, skip_reshape=True)
+        out = attention_output(options, out, 0, xs[0].shape[1] if image is None else image)
         parts = out.split([x.shape[1] for x in xs], dim=1)
         return tuple(getattr(self, "to_out" + suffix)(part) for part, suffix in zip(parts, self.suffixes))
 
@@ -234,14 +239,18 @@ class DoubleBlock(nn.Module):
         self.ff_i = MixtureOfExperts(config, operations, **factory)
         self.ff_t = FeedForward(config.width, config.expert_dim, operations, **factory)
 
-    def forward(self, img: Tensor, txt: Tensor, vec: Tensor, pe: Tensor) -> tuple[Tensor, Tensor]:
-        """img [batch, m, width], txt [batch, n, width], vec [batch, 1, width]."""
+    def forward(
+        self, img: Tensor, txt: Tensor, vec: Tensor, pe: Tensor, options: dict | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """img [batch, m, width], txt [batch, n, width], vec [batch, 1, width]; options: of the patches in its
+        attention."""
         mod = self.adaLN_modulation(vec).chunk(12, dim=-1)
         img_mod, txt_mod = mod[:6], mod[6:]
         img_attention, txt_attention = self.attn1(
             pe,
             modulate(plain_norm(img), img_mod[0], img_mod[1]),
             modulate(plain_norm(txt), txt_mod[0], txt_mod[1]),
+            options=options,
         )
         img = img + img_mod[2] * img_attention
         img = img + img_mod[5] * self.ff_i(modulate(plain_norm(img), img_mod[3], img_mod[4]))
@@ -257,9 +266,11 @@ class SingleBlock(nn.Module):
         self.attn1 = Attention(config, operations, 1, **factory)
         self.ff_i = MixtureOfExperts(config, operations, **factory)
 
-    def forward(self, x: Tensor, vec: Tensor, pe: Tensor) -> Tensor:
+    def forward(
+        self, x: Tensor, vec: Tensor, pe: Tensor, options: dict | None = None, image: int | None = None
+    ) -> Tensor:
         mod = self.adaLN_modulation(vec).chunk(6, dim=-1)
-        (attention,) = self.attn1(pe, modulate(plain_norm(x), mod[0], mod[1]))
+        (attention,) = self.attn1(pe, modulate(plain_norm(x), mod[0], mod[1]), options=options, image=image)
         x = x + mod[2] * attention
         return x + mod[5] * self.ff_i(modulate(plain_norm(x), mod[3], mod[4]))
 
@@ -271,7 +282,7 @@ class NamedBlock(nn.Module):
         super().__init__()
         self.block = block
 
-    def forward(self, *args: Tensor):
+    def forward(self, *args: Any):
         return self.block(*args)
 
 
@@ -361,7 +372,7 @@ class HiDream(nn.Module):
         for i, block in enumerate(self.double_stream_blocks):
 
             def double(args: dict, block=block) -> dict:
-                img, txt = block(args["img"], args["txt"], args["vec"], args["pe"])
+                img, txt = block(args["img"], args["txt"], args["vec"], args["pe"], hooks.options)
                 return {"img": img, "txt": txt}
 
             args = {"img": img, "txt": torch.cat([txt, llama[i]], dim=1), "vec": vec, "pe": pe}
@@ -374,7 +385,7 @@ class HiDream(nn.Module):
         for i, block in enumerate(self.single_stream_blocks):
 
             def single(args: dict, block=block) -> dict:
-                return {"img": block(args["img"], args["vec"], args["pe"])}
+                return {"img": block(args["img"], args["vec"], args["pe"], hooks.options, image_tokens)}
 
             own = llama[len(self.double_stream_blocks) + i]
             args = {"img": torch.cat([h, own], dim=1), "vec": vec, "pe": pe}

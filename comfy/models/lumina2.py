@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import comfy.ops
 from comfy.models.attention import optimized_attention
+from comfy.models.attention_patches import attention_output
 from comfy.models.dit import (
     BlockHooks,
     FromDict,
@@ -104,13 +105,13 @@ class Attention(nn.Module):
         self.q_norm = operations.RMSNorm(head, **factory)
         self.k_norm = operations.RMSNorm(head, **factory)
 
-    def forward(self, x: Tensor, pe: Tensor) -> Tensor:
+    def forward(self, x: Tensor, pe: Tensor, options: dict | None = None, text: int = 0) -> Tensor:
         counts = [self.heads, self.kv_heads, self.kv_heads]
         q, k, v = self.qkv(x).unflatten(-1, (sum(counts), -1)).transpose(1, 2).split(counts, dim=1)
         q, k = apply_rope(self.q_norm(q), pe), apply_rope(self.k_norm(k), pe)
         if self.kv_heads != self.heads:
             k, v = (t.repeat_interleave(self.heads // self.kv_heads, dim=1) for t in (k, v))
-        return self.out(optimized_attention(q, k, v, self.heads, skip_reshape=True))
+        return self.out(attention_output(options, optimized_attention(q, k, v, self.heads, skip_reshape=True), text))
 
 
 class FeedForward(nn.Module):
@@ -142,13 +143,16 @@ class Block(nn.Module):
             layers = [projection] if config.z_image else [nn.SiLU(), projection]
             self.adaLN_modulation = nn.Sequential(*layers)
 
-    def forward(self, x: Tensor, pe: Tensor, t: Tensor | None = None) -> Tensor:
-        """x [batch, tokens, dim], t [batch, 1, time_width]."""
+    def forward(
+        self, x: Tensor, pe: Tensor, t: Tensor | None = None, options: dict | None = None, text: int = 0
+    ) -> Tensor:
+        """x [batch, tokens, dim], t [batch, 1, time_width]; options: of the patches in its attention, whose first
+        `text` tokens are words."""
         if self.adaLN_modulation is None:
             x = x + self.attention_norm2(self.attention(self.attention_norm1(x), pe))
             return x + self.ffn_norm2(self.feed_forward(self.ffn_norm1(x)))
         attn_scale, attn_gate, ffn_scale, ffn_gate = self.adaLN_modulation(t).chunk(4, dim=-1)
-        h = self.attention_norm2(self.attention(self.attention_norm1(x) * (1 + attn_scale), pe))
+        h = self.attention_norm2(self.attention(self.attention_norm1(x) * (1 + attn_scale), pe, options, text))
         x = x + attn_gate.tanh() * h
         h = self.ffn_norm2(self.feed_forward(self.ffn_norm1(x) * (1 + ffn_scale)))
         return x + ffn_gate.tanh() * h
@@ -240,7 +244,7 @@ class Lumina2(nn.Module):
         for i, block in enumerate(self.layers):
 
             def run(args: dict, block=block) -> dict:
-                return {"img": block(args["img"], args["pe"], args["vec"])}
+                return {"img": block(args["img"], args["pe"], args["vec"], hooks.options, words)}
 
             h = hooks.run("double_block", i, run, {"img": h, "vec": t, "pe": pe})["img"]
 

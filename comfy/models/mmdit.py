@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import comfy.ops
 from comfy.models.attention import optimized_attention
+from comfy.models.attention_patches import attention_output
 from comfy.models.dit import (
     BlockHooks,
     FromDict,
@@ -158,8 +159,11 @@ class JointBlock(nn.Module):
         self.context_block = DismantledBlock(width, qk_norm, operations, pre_only=last, **factory)
         self.x_block = DismantledBlock(width, qk_norm, operations, second=second, **factory)
 
-    def forward(self, context: Tensor, x: Tensor, c: Tensor) -> tuple[Tensor | None, Tensor]:
-        """Text [batch, n, width] and image tokens [batch, m, width] under the conditioning c [batch, width]."""
+    def forward(
+        self, context: Tensor, x: Tensor, c: Tensor, options: dict | None = None
+    ) -> tuple[Tensor | None, Tensor]:
+        """Text [batch, n, width] and image tokens [batch, m, width] under the conditioning c [batch, width]; options:
+        of the patches in its attention."""
         context_normed, context_mod = self.context_block.before(context, c)
         x_normed, x_mod = self.x_block.before(x, c)
         streams = (
@@ -169,6 +173,7 @@ class JointBlock(nn.Module):
         q, k, v = (torch.cat(pair, dim=2) for pair in zip(*streams))
         attention = optimized_attention(q, k, v, self.x_block.attn.heads, skip_reshape=True)
         text = context.shape[1]
+        attention = attention_output(options, attention, text)
         x = self.x_block.after(x, x_normed, attention[:, text:], x_mod)
         if self.context_block.mlp is None:
             return None, x
@@ -270,7 +275,7 @@ class MMDiT(nn.Module):
         for i, block in enumerate(self.joint_blocks):
 
             def run(args: dict, block=block) -> dict:
-                txt, img = block(args["txt"], args["img"], args["vec"])
+                txt, img = block(args["txt"], args["img"], args["vec"], hooks.options)
                 return {"txt": txt, "img": img}
 
             out = hooks.run("double_block", i, run, {"img": tokens, "txt": context, "vec": c})

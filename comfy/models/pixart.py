@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import comfy.ops
 from comfy.models.attention import optimized_attention
+from comfy.models.attention_patches import cross_attention_output
 from comfy.models.dit import (
     BlockHooks,
     FromDict,
@@ -129,9 +130,10 @@ class CrossAttention(nn.Module):
         self.kv_linear = operations.Linear(width, 2 * width, **factory)
         self.proj = operations.Linear(width, width, **factory)
 
-    def forward(self, x: Tensor, context: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, context: Tensor, mask: Tensor | None = None, options: dict | None = None) -> Tensor:
         k, v = self.kv_linear(context).chunk(2, dim=-1)
-        return self.proj(optimized_attention(self.q_linear(x), k, v, self.heads, mask=mask))
+        out = optimized_attention(self.q_linear(x), k, v, self.heads, mask=mask)
+        return self.proj(cross_attention_output(options, out))
 
 
 class Block(nn.Module):
@@ -144,11 +146,14 @@ class Block(nn.Module):
         self.mlp = Mlp(width, 4 * width, operations, **factory)
         self.scale_shift_table = nn.Parameter(torch.empty(6, width, **factory), requires_grad=False)
 
-    def forward(self, x: Tensor, context: Tensor, t: Tensor, mask: Tensor | None = None) -> Tensor:
-        """x [batch, n, width], context [batch, m, width], t [batch, 6, width]."""
+    def forward(
+        self, x: Tensor, context: Tensor, t: Tensor, mask: Tensor | None = None, options: dict | None = None
+    ) -> Tensor:
+        """x [batch, n, width], context [batch, m, width], t [batch, 6, width]; options: of the patches in its
+        attention."""
         mod = (self.scale_shift_table.to(t) + t).chunk(6, dim=1)
         x = x + mod[2] * self.attn(modulate(plain_norm(x), mod[0], mod[1]))
-        x = x + self.cross_attn(x, context, mask)
+        x = x + self.cross_attn(x, context, mask, options)
         return x + mod[5] * self.mlp(modulate(plain_norm(x), mod[3], mod[4]))
 
 
@@ -250,7 +255,7 @@ class PixArt(nn.Module):
         for i, block in enumerate(self.blocks):
 
             def run(args: dict, block=block) -> dict:
-                return {"img": block(args["img"], args["txt"], args["vec"], mask)}
+                return {"img": block(args["img"], args["txt"], args["vec"], mask, hooks.options)}
 
             h = hooks.run("double_block", i, run, {"img": h, "txt": txt, "vec": vec})["img"]
 

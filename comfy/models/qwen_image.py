@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import comfy.ops
 from comfy.models.attention import optimized_attention
+from comfy.models.attention_patches import attention_output
 from comfy.models.dit import (
     FREQUENCY_WIDTH,
     BlockHooks,
@@ -136,7 +137,9 @@ class JointAttention(nn.Module):
             setattr(self, name, operations.RMSNorm(head, eps=NORM_EPS, **factory))
         self.to_out = nn.Sequential(operations.Linear(width, width, **factory))
 
-    def forward(self, img: Tensor, txt: Tensor, pe: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, img: Tensor, txt: Tensor, pe: Tensor, mask: Tensor | None = None, options: dict | None = None
+    ) -> tuple[Tensor, Tensor]:
         def heads(x: Tensor) -> Tensor:
             return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
@@ -149,6 +152,7 @@ class JointAttention(nn.Module):
         k = apply_rope(torch.cat([txt_k, img_k], dim=2), pe)
         v = torch.cat([heads(self.add_v_proj(txt)), heads(self.to_v(img))], dim=2)
         out = optimized_attention(q, k, v, self.heads, mask=mask, skip_reshape=True)
+        out = attention_output(options, out, txt.shape[1])
         txt_out, img_out = out.split([txt.shape[1], img.shape[1]], dim=1)
         return self.to_out(img_out), self.to_add_out(txt_out)
 
@@ -171,9 +175,10 @@ class Block(nn.Module):
         pe: Tensor,
         mask: Tensor | None = None,
         tail: int = 0,
+        options: dict | None = None,
     ) -> tuple[Tensor, Tensor]:
         """img [batch, m, width], txt [batch, n, width], vec [batch, s, width]; tail: see
-        `comfy.models.flux_layers.spread`."""
+        `comfy.models.flux_layers.spread`; options: of the patches in its attention."""
         img_mod = spread(self.img_mod(vec).chunk(6, dim=-1), img.shape[1], tail)
         txt_mod = self.txt_mod(vec[:, :1]).chunk(6, dim=-1)
         img_attention, txt_attention = self.attn(
@@ -181,6 +186,7 @@ class Block(nn.Module):
             modulate(plain_norm(txt), txt_mod[0], txt_mod[1]),
             pe,
             mask,
+            options,
         )
         img = img + img_mod[2] * img_attention
         img = img + img_mod[5] * self.img_mlp(modulate(plain_norm(img), img_mod[3], img_mod[4]))
@@ -293,7 +299,7 @@ class QwenImage(nn.Module):
         for i, block in enumerate(self.transformer_blocks):
 
             def run(args: dict, block=block) -> dict:
-                img, txt = block(args["img"], args["txt"], args["vec"], args["pe"], mask, tail)
+                img, txt = block(args["img"], args["txt"], args["vec"], args["pe"], mask, tail, hooks.options)
                 return {"img": img, "txt": txt}
 
             out = hooks.run("double_block", i, run, {"img": img, "txt": txt, "vec": vec, "pe": pe})

@@ -9,6 +9,7 @@ from nodes.model_conditioning import (
     FluxKontextMultiReferenceLatentMethod,
 )
 from nodes.model_schedulers import Flux2Scheduler
+from nodes.reference_cache import FluxKVCache
 
 __all__ = [
     "CLIPTextEncodeFlux",
@@ -16,6 +17,7 @@ __all__ = [
     "Flux2Scheduler",
     "FluxDisableGuidance",
     "FluxGuidance",
+    "FluxKVCache",
     "FluxKontextImageScale",
     "FluxKontextMultiReferenceLatentMethod",
 ]

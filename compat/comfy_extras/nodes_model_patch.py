@@ -1,5 +1,5 @@
 """Re-exports; see `nodes`."""
 
-from nodes.model_patches import ModelPatchLoader, QwenImageDiffsynthControlnet
+from nodes.model_patches import ModelPatchLoader, QwenImageDiffsynthControlnet, USOStyleReference
 
-__all__ = ["ModelPatchLoader", "QwenImageDiffsynthControlnet"]
+__all__ = ["ModelPatchLoader", "QwenImageDiffsynthControlnet", "USOStyleReference"]
