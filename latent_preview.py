@@ -105,12 +105,15 @@ def _taesd_previewer(device: Any, latent_format: Any) -> LatentPreviewer | None:
     if path is None:
         log.warning("no file %s... in vae_approx: previews use latent2rgb", name)
         return None
+    from comfy.model_base import WeightsMismatch
+    from comfy.preview_decoder import preview_decoder
+    from comfy.weights import WeightsFileError
+
     try:
-        from comfy.taesd.taesd import TAESD
-    except ImportError:
-        log.warning("taesd decoders are not supported: previews use latent2rgb")
+        return TAESDPreviewerImpl(preview_decoder(path, latent_format.latent_channels, device))
+    except (WeightsFileError, WeightsMismatch) as error:
+        log.warning("previews use latent2rgb: %s: %s", file, error)
         return None
-    return TAESDPreviewerImpl(TAESD(None, path, latent_channels=latent_format.latent_channels).to(device))
 
 
 def get_previewer(device: Any, latent_format: Any) -> LatentPreviewer | None:

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 import comfy.model_management
 import comfy.utils
+from comfy.held_weights import patcher_for
+from comfy.loaded_models import run_goes_on
 from comfy.model_patcher import ModelPatcher
 from comfy.sampling.solvers.common import host_sigma
 
@@ -259,9 +261,7 @@ class ControlNet(ControlBase):
         self.load_device = load_device
         self.control_model_wrapped: ModelPatcher | None = None
         if control_model is not None:
-            offload = comfy.model_management.unet_offload_device()
-            load = load_device or comfy.model_management.get_torch_device()
-            self.control_model_wrapped = ModelPatcher(control_model, load_device=load, offload_device=offload)
+            self.control_model_wrapped = patcher_for(control_model, load_device)
         self.global_average_pooling = global_average_pooling
         self.compression_ratio = compression_ratio
         self.latent_format = latent_format
@@ -339,10 +339,8 @@ class ControlNet(ControlBase):
         hint = comfy.utils.common_upscale(self.cond_hint_original, width, height, self.upscale_algorithm, "center")
         hint = self.preprocess_image(hint)
         if self.vae is not None:
-            in_use = comfy.model_management.loaded_models(only_currently_used=True)
-            hint = encoded_pictures(self.vae, hint.movedim(1, -1))
-            # Making room for the autoencoder may have taken the models of this run off the device.
-            comfy.model_management.load_models_gpu(in_use)
+            with run_goes_on():
+                hint = encoded_pictures(self.vae, hint.movedim(1, -1))
         if self.latent_format is not None:
             hint = self.latent_format.process_in(hint)
         beside = []
@@ -380,10 +378,10 @@ class ControlNetSD35(ControlNet):
 
 
 class ControlLora(ControlNet):
-    """A ControlNet kept as a low-rank change of the model's own encoder (Stability AI 2023).
+    """A ControlNet kept as a low-rank change of the model's own encoder: see `comfy.control_lora`.
 
     control_weights: `NAME.up` and `NAME.down` for changed layers, and whole tensors where the net has its own. The net
-    is put together at the start of each run, from the weights the model has then.
+    is put together at the start of each run and uses the weights the model has then.
     """
 
     def __init__(
@@ -392,30 +390,35 @@ class ControlLora(ControlNet):
         global_average_pooling: bool = False,
         model_options: dict | None = None,
     ) -> None:
+        from comfy.control_lora import ControlLoraWeights
+
         super().__init__(None, global_average_pooling)
         self.control_weights = control_weights
         self.model_options = model_options or {}
+        self.control_model_wrapped = patcher_for(ControlLoraWeights(control_weights))
 
     def copy(self) -> ControlLora:
-        c = ControlLora(self.control_weights, self.global_average_pooling, self.model_options)
+        c = ControlLora({}, self.global_average_pooling, self.model_options)
+        c.control_weights = self.control_weights
+        c.control_model_wrapped = self.control_model_wrapped
         self.copy_to(c)
         return c
 
     def pre_run(self, model: Any, percent_to_timestep_function: Callable[[float], float]) -> None:
-        from comfy.controlnet_files import control_lora_network
+        from comfy.control_lora import control_lora_network
 
         super().pre_run(model, percent_to_timestep_function)
         self.manual_cast_dtype = model.get_dtype_inference()
-        self.control_model = control_lora_network(
-            model, self.control_weights, comfy.model_management.get_torch_device()
-        )
+        held = self.control_model_wrapped
+        self.control_model = control_lora_network(model, held.model, held.load_device)
 
     def cleanup(self) -> None:
         super().cleanup()
         self.control_model = None
 
     def inference_memory_requirements(self, dtype: torch.dtype) -> float:
-        values = sum(weight.nelement() for weight in self.control_weights.values())
+        # A layer's change and its sum with the model's weight.
+        values = 2 * self.control_model_wrapped.model.largest_change()
         own = values * comfy.model_management.dtype_size(dtype)
         return own + ControlBase.inference_memory_requirements(self, dtype)
 
@@ -437,12 +440,17 @@ class T2IAdapter(ControlBase):
         self.compression_ratio = compression_ratio
         self.upscale_algorithm = upscale_algorithm
         self.device = device or comfy.model_management.get_torch_device()
+        self.t2i_model_wrapped = patcher_for(t2i_model, self.device)
         self.control_input: Control | None = None
 
     def copy(self) -> T2IAdapter:
         c = T2IAdapter(self.t2i_model, self.channels_in, self.compression_ratio, self.upscale_algorithm, self.device)
+        c.t2i_model_wrapped = self.t2i_model_wrapped
         self.copy_to(c)
         return c
+
+    def get_models(self) -> list[Any]:
+        return [*super().get_models(), self.t2i_model_wrapped]
 
     def get_control(
         self, x_noisy: Tensor, t: Tensor, cond: dict[str, Any], batched_number: int, transformer_options: dict
@@ -469,9 +477,7 @@ class T2IAdapter(ControlBase):
         """Features by the place of the UNet's encoder that takes them; the lists are used from their end."""
         from comfy.controlnet_files import adapter_places
 
-        self.t2i_model.to(self.device)
         features = self.t2i_model(self.cond_hint.to(self.t2i_model.dtype or torch.float32))
-        self.t2i_model.cpu()
         return adapter_places(features, self.t2i_model.config.wide)
 
     def scale_image_to(self, height: int, width: int) -> tuple[int, int]:

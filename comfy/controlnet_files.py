@@ -55,6 +55,8 @@ def load_controlnet(ckpt_path: str, model: Any = None, model_options: dict | Non
     if control is None:
         cause = f"it is no ControlNet or T2I-Adapter known here (its tensors are such as {example})"
         raise UnknownControlError(ckpt_path, size, cause)
+    for patcher in control.get_models():
+        patcher.model.weights_file = ckpt_path
     return control
 
 
@@ -158,41 +160,6 @@ def _added_to_model(sd: dict[str, Tensor], model: Any) -> dict[str, Tensor]:
     prefix = "diffusion_model."
     base = {k.removeprefix(prefix): v for k, v in model.model_state_dict(prefix).items()}
     return {k: v + base[k].to(v) if k in base and base[k].shape == v.shape else v for k, v in sd.items()}
-
-
-# --- control LoRAs
-
-
-@torch.inference_mode(False)
-def control_lora_network(
-    model: Any, control_weights: Mapping[str, Tensor], device: torch.device
-) -> control_unet.ControlNetUNet:
-    """The net that a control LoRA makes of a model's encoder, on `device`."""
-    base = {k: v for k, v in model.diffusion_model.state_dict().items() if not k.startswith(("output_blocks.", "out."))}
-    dtype = model.get_dtype_inference()
-    weights: dict[str, Tensor] = {}
-    for key, value in base.items():
-        if key in control_weights:
-            continue
-        merged = value.detach().to(device=device, dtype=dtype)
-        layer = key.removesuffix(".weight")
-        if key.endswith(".weight") and f"{layer}.up" in control_weights:
-            up = control_weights[f"{layer}.up"].to(device=device, dtype=dtype).flatten(1)
-            down = control_weights[f"{layer}.down"].to(device=device, dtype=dtype).flatten(1)
-            merged = merged + (up @ down).reshape(merged.shape)
-        weights[key] = merged
-    for key, value in control_weights.items():
-        if not key.endswith((".up", ".down")):
-            weights[key] = value.to(device=device, dtype=dtype)
-    config = model.diffusion_model.config
-    network = control_unet.ControlNetUNet(
-        config,
-        hint_channels=weights["input_hint_block.0.weight"].shape[1],
-        dtype=dtype,
-        device="meta",
-    )
-    load_assigned(network, weights, "control LoRA")
-    return network.eval()
 
 
 # --- T2I-Adapters

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from comfy.held_weights import patcher_for
+from comfy.ops import manual_cast
 from comfy.weights import WeightsFileError, load_torch_file
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
@@ -33,25 +35,32 @@ class HypernetworkFileError(WeightsFileError):
     """A weight file is readable, but holds no hypernetwork that can be built."""
 
 
+class HypernetworkLayers(nn.ModuleList):
+    """All networks of a file, as the one model they are in memory."""
+
+
 class Hypernetwork:
     """Networks for keys and for values, by the width of the context they change. To be used as an attention patch
-    (q, k, v, options) -> the three."""
+    (q, k, v, options) -> the three.
+
+    patcher: loads the networks; hang it on the model that is patched (`set_additional_models`). Without it each layer
+    brings its weights to the device on each call.
+    """
 
     def __init__(self, networks: Mapping[int, tuple[nn.Module, nn.Module]], strength: float):
         self.networks = dict(networks)
         self.strength = strength
+        self.patcher = patcher_for(HypernetworkLayers(net for pair in self.networks.values() for net in pair))
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, options: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
         pair = self.networks.get(k.shape[-1])
         if pair is None:
             return q, k, v
-        for_keys, for_values = (net.to(device=k.device, dtype=k.dtype) for net in pair)
+        for_keys, for_values = pair
         return q, k + for_keys(k) * self.strength, v + for_values(v) * self.strength
 
     def to(self, device_or_dtype: Any) -> Hypernetwork:
-        for pair in self.networks.values():
-            for network in pair:
-                network.to(device_or_dtype)
+        """Layers cast their weights to what they are called with: nothing has to move."""
         return self
 
 
@@ -77,7 +86,9 @@ def load_hypernetwork(path: str, strength: float = 1.0) -> Hypernetwork:
             ) from error
     if not networks:
         raise HypernetworkFileError(path, size, "it holds no hypernetwork (no networks by width)")
-    return Hypernetwork(networks, strength)
+    hypernetwork = Hypernetwork(networks, strength)
+    hypernetwork.patcher.model.weights_file = path
+    return hypernetwork
 
 
 def _network(sd: Mapping[str, Tensor], activation: str, facts: Mapping[Any, Any]) -> nn.Module:
@@ -91,11 +102,11 @@ def _network(sd: Mapping[str, Tensor], activation: str, facts: Mapping[Any, Any]
     norms = iter([name for name in names if sd[f"{name}.weight"].ndim == 1])
     for name in linears:
         weight = sd[f"{name}.weight"]
-        layers.append(_filled(nn.Linear(weight.shape[1], weight.shape[0], device="meta"), sd, name))
+        layers.append(_filled(manual_cast.Linear(weight.shape[1], weight.shape[0], device="meta"), sd, name))
         if activation != "linear" and (name != linears[-1] or facts.get("activate_output")):
             layers.append(ACTIVATIONS[activation]())
         if with_norm:
-            layers.append(_filled(nn.LayerNorm(weight.shape[0], device="meta"), sd, next(norms)))
+            layers.append(_filled(manual_cast.LayerNorm(weight.shape[0], device="meta"), sd, next(norms)))
     return nn.Sequential(*layers).eval().requires_grad_(False)
 
 

@@ -7,10 +7,11 @@ the device's ledger (`comfy.ledger`).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -42,7 +43,9 @@ class LoadedModel:
     def __init__(self, patcher: ModelPatcher):
         self._model = weakref.ref(patcher.model)
         self.device = patcher.load_device
-        self.currently_used = True
+        self.currently_used = False  # whether the last call of `load_models_gpu` was for it
+        self.fresh = True  # not in the ledger since it was put here
+        self.working = (0, 0)  # bytes that the run it was loaded for wants besides weights, and needs at least
         self.set_patcher(patcher)
 
     def set_patcher(self, patcher: ModelPatcher) -> None:
@@ -90,7 +93,8 @@ class LoadedModel:
             force_patch_weights=force_patch_weights,
         )
         moved, now = counters.copied_bytes - before, self.model_loaded_memory()
-        if moved or was_loaded != now:
+        if moved or was_loaded != now or self.fresh:  # a model that is streamed as a whole moves nothing here
+            self.fresh = False
             place = getattr(patcher.model, "placement", None)
             pinned = 0 if place is None else place.pinned_bytes()
             ledger_of(self.device).loaded(patcher.model, self.model_memory(), now, moved, pinned)
@@ -160,12 +164,29 @@ def load_models_gpu(
             wanted.extend(m for m in model.get_nested_additional_models() if m not in wanted)
         entries = [_to_the_front(patcher) for patcher in wanted]
         least = memory_required if minimum_memory_required is None else minimum_memory_required
+        for entry in current_loaded_models:
+            entry.currently_used = entry in entries
+        for entry in entries:
+            entry.working = (memory_required, least)
         _make_room_for(entries, _reserve(max(memory_required, least)))
         # The smaller ones first: of several that do not fit together the largest is streamed.
         for entry in sorted(entries, key=LoadedModel.model_memory):
             budget = None if force_full_load else _budget(entry, _reserve(least))
             entry.load(force_patch_weights, budget)
             ledger_of(entry.device).used(entry.real_model)
+
+
+@contextlib.contextmanager
+def run_goes_on() -> Iterator[None]:
+    """Around something that loads models of its own in the middle of a run, such as a VAE for a control's picture:
+    behind it the models of the run are there again, beside the memory that the run works in."""
+    with _lock:
+        entries = [entry for entry in current_loaded_models if entry.currently_used and entry.model is not None]
+        in_use = [entry.model for entry in entries]
+        working = max((entry.working[0] for entry in entries), default=0)
+        least = max((entry.working[1] for entry in entries), default=0)
+    yield
+    load_models_gpu(in_use, memory_required=working, minimum_memory_required=least)
 
 
 def _to_the_front(patcher: ModelPatcher) -> LoadedModel:
@@ -177,7 +198,6 @@ def _to_the_front(patcher: ModelPatcher) -> LoadedModel:
         current_loaded_models.remove(entry)
         entry.set_patcher(patcher)
     current_loaded_models.insert(0, entry)
-    entry.currently_used = True
     return entry
 
 
@@ -219,6 +239,24 @@ def _budget(entry: LoadedModel, reserve: float) -> int | None:
 def load_model_gpu(model: ModelPatcher) -> None:
     """`load_models_gpu` for one model."""
     load_models_gpu([model])
+
+
+def load_if_it_fits(patcher: ModelPatcher) -> bool:
+    """Put a model onto its device if there is room now; nothing gives way for it, so that this may be done while others
+    run. Returns whether it is there."""
+    with _lock:
+        cleanup_models()
+        entry = _entry_of(patcher)
+        missing = patcher.model_size() - (0 if entry is None else entry.model_loaded_memory())
+        if not memory_of(patcher.load_device).is_host and missing * WEIGHTS_MARGIN > get_free_memory(
+            patcher.load_device
+        ):
+            return False
+        entry = _to_the_front(patcher)
+        entry.currently_used = False  # the run that it stands beside knows nothing of it
+        entry.load(False, None)
+        ledger_of(entry.device).used(patcher.model)
+        return True
 
 
 def free_memory(

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import comfy.state_dicts
+from comfy.held_weights import Held, HeldWeights, patcher_for
 from comfy.lora import calculate_weight, convert_lora, load_lora, model_lora_keys_clip, model_lora_keys_unet
 from comfy.patcher_extension import PatcherInjection
 from comfy.weight_adapter.lora import LoRAAdapter
@@ -71,19 +72,47 @@ def add_bypass(patcher: Any, patches: Mapping[Any, Any], strength: float) -> Non
     if rest:
         patcher.add_patches(rest, strength)
     injections = list(patcher.get_injections(INJECTION) or [])
+    weights = LoraWeights()
     for name, entries in by_layer.items():
-        injections.append(_injection(name, entries))
+        weights.take(modules[name], entries)
+        injections.append(_injection(name, entries, weights))
     patcher.set_injections(INJECTION, injections)
+    if weights.pairs:
+        others = patcher.get_additional_models_with_key(INJECTION)
+        patcher.set_additional_models(INJECTION, [*others, patcher_for(weights, patcher.load_device)])
 
 
-def _injection(name: str, entries: list[tuple]) -> PatcherInjection:
+class LoraWeights(HeldWeights):
+    """What runs beside a model's layers: up and down of each adapter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pairs: dict[int, tuple[Held, Held]] = {}  # by the adapter's identity; entries keep the adapters
+
+    def take(self, layer: nn.Module, entries: list[tuple]) -> None:
+        """Hold the adapters of a layer, if they run as small layers."""
+        if all(_is_small(layer, entry) for entry in entries):
+            for _, adapter, *_rest in entries:
+                if id(adapter) not in self.pairs:
+                    self.pairs[id(adapter)] = self.add(adapter.parts["up"]), self.add(adapter.parts["down"])
+
+    def of(self, adapter: LoRAAdapter, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Up and down in dtype and on the device of `like`."""
+        pair = self.pairs.get(id(adapter))
+        if pair is None:  # the layer was replaced by one of another kind
+            return adapter.parts["up"].to(like), adapter.parts["down"].to(like)
+        up, down = (part.values(like.dtype, like.device)[0] for part in pair)
+        return up, down
+
+
+def _injection(name: str, entries: list[tuple], weights: LoraWeights) -> PatcherInjection:
     """Puts the adapters of one layer in and takes them out again."""
     undo: list[Callable[[], None]] = []
 
     def inject(patcher: Any) -> None:
         layer = comfy.state_dicts.get_attr(patcher.model, name)
         if all(_is_small(layer, entry) for entry in entries):
-            handle = layer.register_forward_hook(_beside(layer, entries))
+            handle = layer.register_forward_hook(_beside(layer, entries, weights))
             undo.append(handle.remove)
             return
         before = layer.weight_function
@@ -112,14 +141,14 @@ def _is_small(layer: nn.Module, entry: tuple) -> bool:
     return isinstance(layer, (nn.Linear, *CONVOLUTIONS))
 
 
-def _beside(layer: nn.Module, entries: list[tuple]) -> Callable:
+def _beside(layer: nn.Module, entries: list[tuple], weights: LoraWeights) -> Callable:
     """A forward hook that adds up . down . input of each LoRA."""
     convolution = next((f for kind, f in CONVOLUTIONS.items() if isinstance(layer, kind)), None)
 
     def hook(_: nn.Module, args: tuple, output: Tensor) -> Tensor:
         x = args[0]
         for strength, adapter, *_rest in entries:
-            up, down = (adapter.parts[part].to(x) for part in ("up", "down"))
+            up, down = weights.of(adapter, x)
             rank = down.shape[0]
             scale = strength * (1.0 if adapter.alpha is None else adapter.alpha / rank)
             if convolution is None:

@@ -13,6 +13,7 @@ import comfy.model_management
 import comfy.ops
 import comfy.utils
 from comfy.controlnet import encoded_pictures
+from comfy.loaded_models import run_goes_on
 from comfy.model_base import WeightsMismatch, load_assigned
 from comfy.model_patcher import ModelPatcher
 from comfy.models.blockwise_control import BlockwiseControl, shape_from_state_dict
@@ -153,9 +154,8 @@ class BlockwisePatch:
             mask = _resized(mask.to(pixels), height * cells, width * cells, "bilinear").round()
             pixels = pixels * (1 - mask)
             keep = 1 - _resized(mask, height, width, "nearest-exact")
-        in_use = comfy.model_management.loaded_models(only_currently_used=True)
-        latent = self.model.process_latent_in(encoded_pictures(self.vae, pixels.movedim(1, -1)))
-        comfy.model_management.load_models_gpu(in_use)
+        with run_goes_on():
+            latent = self.model.process_latent_in(encoded_pictures(self.vae, pixels.movedim(1, -1)))
         if latent.ndim == 4:
             latent = latent.unsqueeze(2)
         if keep is not None:

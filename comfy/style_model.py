@@ -17,6 +17,7 @@ import comfy.model_management
 import comfy.ops
 import comfy.utils
 from comfy.model_base import WeightsMismatch, load_assigned
+from comfy.model_patcher import ModelPatcher
 from comfy.weights import WeightsFileError
 
 
@@ -45,15 +46,22 @@ class ReduxImageEncoder(nn.Module):
 
 
 class StyleModel:
-    """A style model as nodes use it."""
+    """A style model as nodes use it, with its patcher: it runs where image encoders run.
+
+    device: where its weights wait.
+    """
 
     def __init__(self, model: nn.Module, device: str | torch.device = "cpu"):
         self.model = model
+        self.load_device = comfy.model_management.text_encoder_device()
+        self.patcher = ModelPatcher(model, self.load_device, torch.device(device))
 
     def get_cond(self, input: Any) -> Tensor:
         """Tokens [batch, tokens, width] from an image encoder's output."""
-        device = comfy.model_management.intermediate_device()
-        return self.model(input.last_hidden_state.float()).to(device)
+        comfy.model_management.load_models_gpu([self.patcher])
+        tokens = self.model(input.last_hidden_state.to(self.load_device).float())
+        self.patcher.cleanup()
+        return tokens.to(comfy.model_management.intermediate_device())
 
 
 @torch.inference_mode(False)
@@ -73,4 +81,4 @@ def load_style_model(ckpt_path: str) -> StyleModel:
         load_assigned(model, sd, "style model")
     except (WeightsMismatch, KeyError) as e:
         raise UnknownStyleModel(ckpt_path, size, f"its tensors do not fit: {e}") from e
-    return StyleModel(model.eval())
+    return StyleModel(model.eval(), comfy.model_management.text_encoder_offload_device())

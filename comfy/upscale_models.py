@@ -9,13 +9,18 @@ import torch
 from torch import Tensor, nn
 
 import comfy.model_management
+import comfy.ops
 import comfy.utils
+from comfy.device_memory import normalized
+from comfy.held_weights import patcher_for
+from comfy.model_patcher import ModelPatcher
 from comfy.models import rrdbnet
 from comfy.tiling import get_tiled_scale_steps, tiled_scale
 
 TILE, OVERLAP, SMALLEST_TILE = 512, 32, 128
 _BYTES_PER_PIXEL_AND_BYTE = 384  # working memory of a tile, per pixel and byte of a number
 _PREFIXES = ("module.", "params_ema.", "params.")
+_PATCHER = "weights_on_device"  # the attribute of a model that keeps its patcher
 _WRAPPERS = ("params_ema", "params-ema", "params", "state_dict", "model")
 
 
@@ -87,7 +92,7 @@ def load_state_dict(state_dict: Mapping[str, Any]) -> Any:
     try:
         config = rrdbnet.config_from_state_dict(tensors)
         with torch.inference_mode(False):
-            model = rrdbnet.RRDBNet(config, device="meta")
+            model = rrdbnet.RRDBNet(config, device="meta", operations=comfy.ops.disable_weight_init)
             model.load_state_dict({key: value.float() for key, value in tensors.items()}, assign=True)
     except (KeyError, RuntimeError, IndexError) as error:
         shown = ", ".join(list(sd)[:5])
@@ -120,42 +125,67 @@ def load_upscale_model(path: str) -> UpscaleModel:
     import os
 
     try:
-        return load_state_dict(comfy.utils.load_torch_file(path, safe_load=True))
+        loaded = load_state_dict(comfy.utils.load_torch_file(path, safe_load=True))
     except UnknownUpscaleModel as error:
         raise UnknownUpscaleModel(f"{os.path.basename(path)}: {error}") from error
+    loaded.model.weights_file = path
+    return loaded
+
+
+def patcher_of(model: Any) -> ModelPatcher | None:
+    """What loads the model's weights onto the device of the moment; None for something that has no network `model`."""
+    network = getattr(model, "model", None)
+    if not isinstance(network, nn.Module):
+        return None
+    device = normalized(comfy.model_management.get_torch_device())
+    patcher = getattr(model, _PATCHER, None)
+    if patcher is None or patcher.model is not network or patcher.load_device != device:
+        patcher = patcher_for(network, device)
+        setattr(model, _PATCHER, patcher)
+    return patcher
 
 
 def upscale(model: Any, images: Tensor) -> Tensor:
     """Images [batch, height, width, 3] in 0..1, enlarged in tiles; tiles are halved when memory does not suffice.
 
-    model: an `UpscaleModel`, or whatever a pack made that is called the same way.
+    model: an `UpscaleModel`, or whatever a pack made that is called the same way. Its weights stay on the device.
     """
     device = comfy.model_management.get_torch_device()
     image = images.movedim(-1, -3)
-    weights = comfy.model_management.module_size(model.model) if isinstance(model.model, nn.Module) else 0
-    needed = weights + TILE * TILE * 3 * image.element_size() * max(model.scale, 1.0) * _BYTES_PER_PIXEL_AND_BYTE
-    comfy.model_management.free_memory(needed + image.nelement() * image.element_size(), device)
-    model.to(device)
-    tile = TILE
+    pixels = min(TILE, image.shape[-2]) * min(TILE, image.shape[-1])
+    needed = int(pixels * 3 * image.element_size() * max(model.scale, 1.0) * _BYTES_PER_PIXEL_AND_BYTE)
+    needed += image.nelement() * image.element_size()
+    patcher = patcher_of(model)
+    if patcher is None:
+        comfy.model_management.free_memory(needed, device, by=type(model).__name__)
+        model.to(device)
+    else:
+        comfy.model_management.load_models_gpu([patcher], memory_required=needed)
     try:
-        while True:
-            try:
-                steps = image.shape[0] * get_tiled_scale_steps(image.shape[3], image.shape[2], tile, tile, OVERLAP)
-                out = tiled_scale(
-                    image,
-                    lambda part: model(part.to(device).float()),
-                    tile_x=tile,
-                    tile_y=tile,
-                    overlap=OVERLAP,
-                    upscale_amount=model.scale,
-                    output_device=comfy.model_management.intermediate_device(),
-                    pbar=comfy.utils.ProgressBar(steps),
-                )
-                break
-            except comfy.model_management.OOM_EXCEPTION:
-                tile //= 2
-                if tile < SMALLEST_TILE:
-                    raise
+        return _in_tiles(model, image, device).movedim(-3, -1)
     finally:
-        model.to("cpu")
-    return out.movedim(-3, -1)
+        if patcher is None:
+            model.to("cpu")
+        else:
+            patcher.cleanup()
+
+
+def _in_tiles(model: Any, image: Tensor, device: torch.device) -> Tensor:
+    tile = TILE
+    while True:
+        try:
+            steps = image.shape[0] * get_tiled_scale_steps(image.shape[3], image.shape[2], tile, tile, OVERLAP)
+            return tiled_scale(
+                image,
+                lambda part: model(part.to(device).float()),
+                tile_x=tile,
+                tile_y=tile,
+                overlap=OVERLAP,
+                upscale_amount=model.scale,
+                output_device=comfy.model_management.intermediate_device(),
+                pbar=comfy.utils.ProgressBar(steps),
+            )
+        except comfy.model_management.OOM_EXCEPTION:
+            tile //= 2
+            if tile < SMALLEST_TILE:
+                raise

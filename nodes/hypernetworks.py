@@ -37,6 +37,8 @@ class HypernetworkLoader(io.ComfyNode):
         patched = model.clone()
         patched.set_model_attn1_patch(patch)
         patched.set_model_attn2_patch(patch)
+        others = patched.get_additional_models_with_key("hypernetworks")
+        patched.set_additional_models("hypernetworks", [*others, patch.patcher])
         return io.NodeOutput(patched)
 
 
