@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from assets.errors import AssetError
+from protocol import from_json
 
 MOST_PER_PAGE = 500
 DEFAULT_PER_PAGE = 20
+HIGHEST = 2**63 - 1  # the integers of SQLite
 SORT_COLUMNS = ("created_at", "name", "updated_at", "size", "last_access_time")
 
 
@@ -21,7 +23,7 @@ def bad_query(message: str) -> AssetError:
     return AssetError("INVALID_QUERY", message)
 
 
-def integer(query: Mapping[str, str], name: str, default: int, lowest: int, highest: int | None = None) -> int:
+def integer(query: Mapping[str, str], name: str, default: int, lowest: int, highest: int = HIGHEST) -> int:
     """An integer query parameter within limits. Raises AssetError."""
     text = query.get(name)
     if text is None:
@@ -30,8 +32,9 @@ def integer(query: Mapping[str, str], name: str, default: int, lowest: int, high
         value = int(text)
     except ValueError:
         raise bad_query(f"{name} must be an integer, not {text!r}") from None
-    if value < lowest or (highest is not None and value > highest):
-        raise bad_query(f"{name} must be {lowest} to {highest}" if highest else f"{name} must be at least {lowest}")
+    if not lowest <= value <= highest:
+        told = f"at least {lowest}" if value < lowest and highest == HIGHEST else f"{lowest} to {highest}"
+        raise bad_query(f"{name} must be {told}")
     return value
 
 
@@ -78,8 +81,8 @@ class Filters:
         text = query.get("metadata_filter")
         if text:
             try:
-                filters.metadata = json.loads(text)
-            except (ValueError, RecursionError) as error:
+                filters.metadata = from_json(text)
+            except ValueError as error:
                 raise bad_query(f"metadata_filter is not JSON: {error}") from error
             if not isinstance(filters.metadata, dict):
                 raise bad_query("metadata_filter must be a JSON object")
@@ -100,17 +103,21 @@ class Filters:
             parts.append("name LIKE ? ESCAPE '\\'")
             escaped = self.name_contains.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
             values.append(f"%{escaped}%")
+        # Keys are compared, not put into a path, so they may be anything; a damaged row holds nothing.
+        found = (
+            "EXISTS (SELECT 1 FROM json_each(CASE WHEN json_valid(user_metadata) THEN user_metadata ELSE '{}' END) m"
+            " WHERE m.key = ? AND m."
+        )
         for key, wanted in self.metadata.items():
-            path = '$."' + key.replace('"', "") + '"'
-            choices = wanted if isinstance(wanted, list) else [wanted]
             alternatives = []
-            for value in choices:
+            for value in wanted if isinstance(wanted, list) else [wanted]:
                 if value is None:
-                    alternatives.append("json_extract(user_metadata, ?) IS NULL")
-                    values.append(path)
+                    alternatives.append(f"NOT {found}type != 'null')")
+                    values.append(key)
                 else:
-                    alternatives.append("json_extract(user_metadata, ?) = ?")
-                    values += [path, value if isinstance(value, (str, int, float)) else json.dumps(value)]
+                    alternatives.append(f"{found}value = ?)")
+                    plain = isinstance(value, (str, int, float))
+                    values += [key, value if plain else json.dumps(value, separators=(",", ":"))]
             parts.append("(" + (" OR ".join(alternatives) or "0") + ")")
         return " AND ".join(parts), values
 
@@ -147,7 +154,7 @@ class Page:
         """The inverse of `cursor`. Raises AssetError for anything else, or a cursor of another order."""
         try:
             raw = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
-            sort, descending, value, ident = json.loads(raw)
+            sort, descending, value, ident = from_json(raw)
             if (sort, descending) != (self.sort, self.descending) or not isinstance(ident, str):
                 raise ValueError("it belongs to another order")
             if not isinstance(value, (str, int)):

@@ -19,6 +19,7 @@ from assets.errors import AssetError, not_found
 from assets.hashing import hash_file
 from assets.query import Filters, Page
 from gateway.files import content_type
+from protocol import to_json
 
 Asset = dict[str, Any]
 
@@ -118,7 +119,7 @@ class AssetStore:
                 "INSERT INTO assets (id, owner, name, hash, path, size, mime_type, user_metadata, preview_id,"
                 " job_id, created_at, updated_at, last_access_time) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 [ident, owner, name, content_hash, path, size, mime_type or content_type(path),
-                 json.dumps(user_metadata or {}), preview_id, job_id, time, time, time],
+                 to_json(user_metadata or {}).decode(), preview_id, job_id, time, time, time],
             )  # fmt: skip
             self._tag(db, ident, clean_tags(tags))
             return self._describe(db, self._row(db, ident, owner))
@@ -182,7 +183,7 @@ class AssetStore:
                 self._row(db, changes["preview_id"], owner)
             for column, value in changes.items():
                 if column == "user_metadata":
-                    value = json.dumps(value or {})
+                    value = to_json(value or {}).decode()
                 db.execute(f"UPDATE assets SET {column} = ? WHERE id = ?", [value, row["id"]])
             db.execute("UPDATE assets SET updated_at = ? WHERE id = ?", [now(), row["id"]])
             return self._describe(db, self._row(db, ident, owner))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,14 +12,33 @@ from assets.hashing import hash_file, is_hash
 from assets.store import Asset, AssetStore, clean_tags
 from gateway.multipart import Form
 from gateway.stored_files import BadFileName, place, upload_folder, upload_name
+from protocol import from_json
 
 KNOWN_FIELDS = ("tags", "name", "user_metadata", "hash", "mime_type", "preview_id", "id")
 ROOTS = ("models", "input", "output")
+LONGEST_TEXT = 512  # characters of a name or a tag; names travel in a header, percent-encoded
+_MIME_TYPE = re.compile(r"[\w.+-]+/[\w.+-]+(\s*;[\w\s.+=\"-]*)?", re.ASCII)
 
 
 def bad_body(message: str) -> AssetError:
     """A field of a body is not what it should be."""
     return AssetError("INVALID_BODY", message)
+
+
+def checked_text(value: str, what: str) -> str:
+    """A text that can be stored and told. Raises AssetError for half characters and for overlong texts."""
+    if len(value) > LONGEST_TEXT:
+        raise bad_body(f"{what} has {len(value)} characters, {LONGEST_TEXT} are the most")
+    if any("\ud800" <= c <= "\udfff" for c in value):
+        raise bad_body(f"{what} is not valid text")
+    return value
+
+
+def checked_mime_type(value: str) -> str:
+    """A MIME type, which becomes a header. Raises AssetError."""
+    if len(value) > LONGEST_TEXT or not _MIME_TYPE.fullmatch(value) or "\n" in value or "\r" in value:
+        raise bad_body(f"mime_type must look like image/png, not {value[:80]!r}")
+    return value
 
 
 def parse_tags(values: list[str]) -> list[str]:
@@ -28,20 +47,20 @@ def parse_tags(values: list[str]) -> list[str]:
     for value in values:
         if value.lstrip().startswith("["):
             try:
-                parsed = json.loads(value)
-            except (ValueError, RecursionError) as error:
+                parsed = from_json(value)
+            except ValueError as error:
                 raise bad_body(f"tags: {error}") from error
             tags += checked_tags(parsed)
         else:
             tags += value.split(",")
-    return clean_tags(tags)
+    return checked_tags(tags)
 
 
 def checked_tags(value: Any) -> list[str]:
     """Tags from a JSON body. Raises AssetError."""
     if not isinstance(value, list) or not all(isinstance(t, str) for t in value):
         raise bad_body("tags must be an array of strings")
-    return clean_tags(value)
+    return clean_tags(checked_text(tag, "a tag") for tag in value)
 
 
 def checked_metadata(value: Any) -> dict[str, Any]:
@@ -70,18 +89,19 @@ class AssetFields:
             raise AssetError("UNSUPPORTED_FIELD", f"unknown field {unknown[0]!r}", details={"fields": unknown})
         metadata = form.text("user_metadata")
         try:
-            parsed = json.loads(metadata) if metadata else {}
-        except (ValueError, RecursionError) as error:
+            parsed = from_json(metadata) if metadata else {}
+        except ValueError as error:
             raise bad_body(f"user_metadata is not JSON: {error}") from error
+        mime_type = form.text("mime_type") or None
         content_hash = form.text("hash").lower() or None
         if content_hash is not None and not is_hash(content_hash):
             raise AssetError("INVALID_HASH", "a hash is blake3: and 64 hex digits")
         return cls(
-            form.text("name") or None,
+            checked_text(form.text("name"), "name") or None,
             parse_tags(form.texts.get("tags", [])),
             checked_metadata(parsed),
-            form.text("mime_type") or None,
-            form.text("preview_id") or None,
+            checked_mime_type(mime_type) if mime_type else None,
+            checked_text(form.text("preview_id"), "preview_id") or None,
             content_hash,
         )
 
@@ -120,7 +140,7 @@ def create(store: AssetStore, form: Form, owner: str) -> tuple[Asset, bool]:
     content_hash = hash_file(form.path)
     if fields.hash is not None and fields.hash != content_hash:
         raise AssetError("HASH_MISMATCH", "the file has another hash", details={"actual": content_hash})
-    details["name"] = fields.name or form.filename
+    details["name"] = fields.name or checked_text(form.filename or "", "the file name")
     if store.file_of_hash(content_hash) is not None:
         return store.add_reference(content_hash, **details), False
     try:
@@ -141,6 +161,7 @@ def create_from_hash(store: AssetStore, body: dict[str, Any], owner: str) -> Ass
     name = body.get("name")
     if name is not None and not isinstance(name, str):
         raise bad_body("name must be a string")
+    checked_text(name or "", "name")
     tags = checked_tags(body.get("tags", []))
     metadata = checked_metadata(body.get("user_metadata", {}))
     if store.file_of_hash(content_hash.lower()) is None:
@@ -154,12 +175,13 @@ def changes_of(body: dict[str, Any]) -> dict[str, Any]:
     if "name" in body:
         if not isinstance(body["name"], str) or not body["name"].strip():
             raise bad_body("name must be a string that is not blank")
-        changes["name"] = body["name"]
+        changes["name"] = checked_text(body["name"], "name")
     if "user_metadata" in body:
         changes["user_metadata"] = checked_metadata(body["user_metadata"])
     if "preview_id" in body:
         if body["preview_id"] is not None and not isinstance(body["preview_id"], str):
             raise bad_body("preview_id must be an asset id or null")
+        checked_text(body["preview_id"] or "", "preview_id")
         changes["preview_id"] = body["preview_id"]
     if not changes:
         raise bad_body("the body needs name, user_metadata or preview_id")

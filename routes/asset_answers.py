@@ -49,6 +49,9 @@ def guarded(handler: Handler) -> Handler:
             return await handler(request)
         except AssetError as error:
             return json_answer(error.as_dict(), error.status)
+        except (UnicodeEncodeError, OverflowError) as error:  # what SQLite cannot compare with anything
+            answer = AssetError("INVALID_QUERY" if request.method == "GET" else "INVALID_BODY", str(error)[:200])
+            return json_answer(answer.as_dict(), answer.status)
         except OSError as error:
             refusal = file_error(error)
             answer = AssetError("STORAGE_ERROR", error.strerror or str(error), refusal.status)

@@ -122,8 +122,10 @@ async def test_filters(running):
 
 @pytest.mark.parametrize(
     "query",
-    ["limit=501", "limit=x", "offset=-1", "sort=bogus", "order=up", "metadata_filter={", "metadata_filter=[]"],
-)
+    ["limit=501", "limit=x", "offset=-1", "sort=bogus", "order=up", "metadata_filter={", "metadata_filter=[]",
+     "offset=9223372036854775808", 'metadata_filter={"a":' + "9" * 400 + "}", 'metadata_filter={"a":"\\ud800"}',
+     'metadata_filter={"\\ud800":1}', "metadata_filter=" + "[" * 400 + "]" * 400],
+)  # fmt: skip
 async def test_bad_queries(running, query):
     status, answer, _ = await running.get("/api/assets?" + query)
     assert status == 400 and code(answer) == "INVALID_QUERY"
@@ -133,10 +135,68 @@ async def test_hostile_metadata_keys_are_data(running):
     await upload(running, b"1")
     from urllib.parse import quote
 
-    for key in ("'; DROP TABLE assets; --", '"', "$", "a.b[0]"):
-        status, _, _ = await running.get("/api/assets?metadata_filter=" + quote(json.dumps({key: 1})))
-        assert status == 200
+    for key in ("'; DROP TABLE assets; --", '"', "$", "a.b[0]", "", "\0", "a\\b"):
+        status, answer, _ = await running.get("/api/assets?metadata_filter=" + quote(json.dumps({key: 1})))
+        assert status == 200 and answer["total"] == 0
     assert (await running.get("/api/assets"))[1]["total"] == 1
+
+
+async def test_whatever_metadata_holds_it_is_found_by_it(running):
+    from urllib.parse import quote
+
+    held = {"a.b[0]": 1, 'q"q': "x", "list": [1, {"c": 2}], "deep": {"a": [None]}, "nan": float("nan"), "é": True}
+    await upload(running, b"1", "nan.txt", user_metadata=json.dumps(held))
+    for name, value in (("a.b[0]", 1), ('q"q', "x"), ("list", [[1, {"c": 2}]]), ("nan", None), ("é", True)):
+        answer = (await running.get("/api/assets?metadata_filter=" + quote(json.dumps({name: value}))))[1]
+        assert answer["total"] == 1, name
+    # A row that an older version wrote does not take the search from all.
+    with assets.store()._database.transaction() as db:
+        db.execute("UPDATE assets SET user_metadata = '{\"x\": NaN'")
+    answer = (await running.get("/api/assets/tags/refine?metadata_filter=" + quote(json.dumps({"x": 1}))))[:2]
+    assert answer == (200, {"tag_counts": {}})
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("name", "x" * 600),
+        ("name", "\ud800"),
+        ("tags", ["\ud800"]),
+        ("tags", ["x" * 600]),
+        ("preview_id", "\ud800"),
+        ("mime_type", "text/html\r\nX-Evil: 1"),
+        ("mime_type", "x" * 600),
+        ("mime_type", "image"),
+        ("user_metadata", [[]] * 2),
+        ("user_metadata", "deep"),
+    ],
+)
+async def test_texts_that_cannot_be_stored_or_told(running, field, value):
+    _, asset, _ = await upload(running, b"1")
+    sent = json.dumps({field: value, "hash": asset["hash"]})
+    if value == "deep":
+        sent = sent.replace('"deep"', '{"a":' * 300 + "1" + "}" * 300)
+    if field != "mime_type":
+        for method, path in (("PUT", ""), ("POST", "/tags"), ("DELETE", "/tags")):
+            if field == "tags" if path else field != "tags":
+                status, answer, _ = await running.request(method, f"/api/assets/{asset['id']}{path}", data=sent)
+                assert status == 400 and code(answer) in ("INVALID_BODY", "INVALID_JSON"), (method, path)
+        if field != "preview_id":
+            status, answer, _ = await running.post("/api/assets/from-hash", data=sent)
+            assert status == 400 and code(answer) in ("INVALID_BODY", "INVALID_JSON")
+    if isinstance(value, str) and value.isascii() and value != "deep":
+        status, answer, _ = await upload(running, b"2", **{field: value})
+        assert status == 400 and code(answer) == "INVALID_BODY"
+    assert (await running.get("/api/assets"))[1]["total"] == 1
+    assert (await running.get(f"/api/assets/{asset['id']}/content"))[:2] == (200, b"1")
+
+
+async def test_cursors_that_were_not_given(running):
+    import base64
+
+    for raw in (b"[" * 50_000, b'["created_at", true, "\\ud800", "x"]', b'["created_at", true, {}, []]', b"\xff"):
+        status, answer, _ = await running.get("/api/assets?after=" + base64.urlsafe_b64encode(raw).decode()[:6000])
+        assert status == 400 and code(answer) in ("INVALID_CURSOR", "INVALID_QUERY"), raw[:50]
 
 
 async def test_seeding_finds_files_once(running):
