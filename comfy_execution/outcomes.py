@@ -52,6 +52,11 @@ class Actor:
         fields = {"address": self.address, "route": self.route, "key": self.key}
         return {name: value for name, value in fields.items() if value is not None}
 
+    @classmethod
+    def read(cls, shown: Mapping[str, str]) -> Actor:
+        """The one that `shown` describes."""
+        return cls(shown.get("address"), shown.get("route", ""), shown.get("key"))
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:

@@ -51,17 +51,22 @@ class QueueControl:
 
     # --- pausing -------------------------------------------------------------------------------------------
 
-    def pause(self) -> None:
-        """Hand out no more prompts; what runs goes on."""
-        self._set_paused(True)
+    def pause(self, lasting: bool = True) -> None:
+        """Hand out no more prompts; what runs goes on.
+
+        lasting: also when another process goes on with this queue, until somebody lets it `resume`.
+        """
+        self._set_paused(True, lasting)
 
     def resume(self) -> None:
         """Hand out prompts again."""
-        self._set_paused(False)
+        self._set_paused(False, True)
 
-    def _set_paused(self, paused: bool) -> None:
+    def _set_paused(self, paused: bool, lasting: bool) -> None:
         with self.mutex:
             self.paused = paused
+            if lasting:
+                self.observer.paused(paused)
             self.was_paused = self.was_paused or paused
             self.not_empty.notify_all()
             self.server.queue_updated()
@@ -146,13 +151,16 @@ class QueueControl:
         """Give an order to what runs, or only to that prompt. Returns the ids of those that it reached in time."""
         with self.mutex:  # or the prompt could end, and the next one get the interrupt
             stopped = [
-                attempt.prompt_id
+                attempt
                 for attempt in self._attempts.values()
                 if prompt_id in (None, attempt.prompt_id) and attempt.order(order)
             ]
             if stopped:
                 interrupt_current_processing()
-        return stopped
+            for attempt in stopped:
+                if attempt.stop is order and order.reason == INTERRUPTED:
+                    self.observer.stopping(attempt.entry, order.by)
+        return [attempt.prompt_id for attempt in stopped]
 
     def put_back(self, task_id: int, reason: str, detail: str | None = None, behind: int = 0) -> bool:
         """A running prompt is pending again, for another attempt. What its thread still does counts for nothing.

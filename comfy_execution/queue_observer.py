@@ -22,6 +22,12 @@ class QueueObserver(Protocol):
     def started(self, entry: QueueEntry, worker: str) -> None:
         """A pending entry runs from now on, as a new attempt."""
 
+    def stopping(self, entry: QueueEntry, by: Actor | None) -> None:
+        """A running entry is cancelled: it was told to stop, and that is how it will end."""
+
+    def paused(self, paused: bool) -> None:
+        """The queue is paused, or goes on, until somebody says otherwise."""
+
     def dropped(self, entries: Sequence[QueueEntry], by: Actor | None) -> None:
         """Pending entries were taken out and will not run."""
 
@@ -44,6 +50,10 @@ class NoObserver:
     def queued(self, entry: QueueEntry, place: float) -> None: ...
 
     def started(self, entry: QueueEntry, worker: str) -> None: ...
+
+    def stopping(self, entry: QueueEntry, by: Actor | None) -> None: ...
+
+    def paused(self, paused: bool) -> None: ...
 
     def dropped(self, entries: Sequence[QueueEntry], by: Actor | None) -> None: ...
 

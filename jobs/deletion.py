@@ -43,8 +43,9 @@ def delete_job(ledger: Ledger, prompt_id: str, outputs: bool = False) -> dict[st
     if job.state in jobs.QUEUED:
         raise JobIsQueued(f"the job {prompt_id} is {job.state}: cancel it first")
     record = ledger.history.get(prompt_id) if outputs else None
+    if not ledger.forget([prompt_id]):
+        raise JobIsQueued(f"the job {prompt_id} runs again: cancel it first")
     deleted = [name for name, path in dict(files_of(job, record or {})).items() if _remove(path)]
-    ledger.forget([prompt_id])
     ledger.settle()
     return {"deleted": prompt_id, "files": deleted}
 

@@ -26,7 +26,7 @@ class StoredHistory(MutableMapping[str, HistoryEntry]):
         store: gives the store that is in use.
         limit: how many entries there are when one counts them or goes through them.
         adopt: told of entries that did not come from the queue.
-        forgotten: told which ids were deleted; None: all that have ended.
+        forget: deletes jobs by id; None: all that have ended.
         is_queued: whether a prompt waits or runs: then it has no entry, whatever the store has of an earlier run.
     """
 
@@ -36,13 +36,13 @@ class StoredHistory(MutableMapping[str, HistoryEntry]):
         writer: Writer,
         limit: int,
         adopt: Callable[[str, Mapping[str, Any]], None],
-        forgotten: Callable[[Sequence[str] | None], None],
+        forget: Callable[[Sequence[str] | None], object],
         is_queued: Callable[[str], bool],
     ) -> None:
         self._store = store
         self._writer = writer
         self._adopt = adopt
-        self._forgotten = forgotten
+        self._forget = forget
         self._is_queued = is_queued
         self.limit = max(1, limit)
         self._lock = threading.RLock()
@@ -124,9 +124,7 @@ class StoredHistory(MutableMapping[str, HistoryEntry]):
     def __delitem__(self, prompt_id: str) -> None:
         if prompt_id not in self._ids and prompt_id not in self:
             raise KeyError(prompt_id)
-        self._writer.add("forget", [prompt_id])
-        self.discard([prompt_id])
-        self._forgotten([prompt_id])
+        self._forget([prompt_id])
 
     def __contains__(self, prompt_id: object) -> bool:
         if prompt_id in self._ids:
@@ -154,12 +152,11 @@ class StoredHistory(MutableMapping[str, HistoryEntry]):
 
     def clear(self) -> None:
         """Forget all jobs that have ended, also those that the listing does not reach."""
+        self._forget(None)
         with self._lock:
-            self._writer.add("forget_ended")
             self._ids.clear()
             self._recent.clear()
             self._recent_bytes = 0
-        self._forgotten(None)
 
 
 def entry_of(payload: Payload) -> HistoryEntry:

@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 HISTORY_SIZE = 10_000  # entries that listings of the history have at most
 _RECENT = 512  # ended jobs that are looked up without the store
 _LARGEST_INTEGER = 2**63 - 1
+# What the store remembers beside jobs: whether the queue is paused, and the server's count at the newest retry.
+_PAUSED, _COUNTER = "paused", "counter"
 
 
 @dataclass(slots=True)
@@ -83,7 +85,7 @@ class Ledger:
         self._retention = retention or Retention()
         self.tallies = Tallies()
         self.history = StoredHistory(
-            lambda: self.store, self._writer, history_size, self._adopt, self._forgotten, self._live.__contains__
+            lambda: self.store, self._writer, history_size, self._adopt, self.forget, self._live.__contains__
         )
 
     @property
@@ -106,6 +108,8 @@ class Ledger:
                 self._insert(entry, place)
                 return
             job = job.copy()
+            if entry.submission is not None and entry.submission.counter is not None:
+                self._writer.add("remember", _COUNTER, entry.submission.counter)
             if job.state == jobs.CANCELLED and not job.attempts:
                 _note_that_it_never_ran(job)
             job.state, job.number, job.place = jobs.PENDING, _number(entry), place
@@ -140,6 +144,18 @@ class Ledger:
             job.state = jobs.IN_PROGRESS
             job.attempts.append(Attempt(len(job.attempts) + 1, worker, _now()))
             self._note(job)
+
+    def stopping(self, entry: QueueEntry, by: Actor | None) -> None:
+        """The attempt that runs is to end as cancelled: also if the process ends before it does."""
+        with self._lock:
+            job = self._known(entry)
+            if job.running is not None:
+                job.running.reason, job.running.by = INTERRUPTED, by.shown() if by else None
+                self._note(job)
+
+    def paused(self, paused: bool) -> None:
+        """The queue is paused, or goes on."""
+        self._writer.add("remember", _PAUSED, int(paused))
 
     def dropped(self, entries: Sequence[QueueEntry], by: Actor | None) -> None:
         """Pending jobs are cancelled."""
@@ -226,7 +242,7 @@ class Ledger:
         self._recent[job.id] = job if job.card is None else replace(job, card=None)  # the store has it
         while len(self._recent) > _RECENT:
             self._recent.popitem(last=False)
-        if self._retention.is_due():
+        if self._retention.is_due(bounded=not self.store.persistent):
             threading.Thread(target=self.prune, name="job-retention", daemon=True).start()
 
     def _adopt(self, prompt_id: str, record: Mapping[str, Any]) -> None:
@@ -313,11 +329,15 @@ class Ledger:
     def next_number(self) -> int:
         """Where the server's count goes on: above all numbers that came from it."""
         try:
-            last = self.store.last_counter()
+            last = max(-1 if n is None else n for n in (self.store.last_counter(), self.store.recall(_COUNTER)))
         except StoreUnavailable as error:
             self.give_up(str(error))
-            last = None
-        return 0 if last is None else last + 1
+            last = -1
+        return last + 1
+
+    def was_paused(self) -> bool:
+        """Whether somebody has paused the queue, in this process or an earlier one. Raises StoreUnavailable."""
+        return bool(self.store.recall(_PAUSED))
 
     def give_up(self, problem: str) -> None:
         """Do without the disk: at the start, when it turns out that it cannot be read."""
@@ -336,25 +356,34 @@ class Ledger:
 
     # --- looking after -------------------------------------------------------------------------------------
 
-    def forget(self, prompt_ids: Sequence[str]) -> None:
-        """Delete jobs that have ended, and their history."""
-        self._forgotten(prompt_ids)
-        self.history.discard(prompt_ids)
-        self._writer.add("forget", list(prompt_ids))
+    def forget(self, prompt_ids: Sequence[str] | None) -> list[str]:
+        """Delete jobs that have ended, and their history. Those that wait or run again by now are left alone.
 
-    def _forgotten(self, prompt_ids: Sequence[str] | None) -> None:
-        with self._lock:
-            for ident in list(self._recent) if prompt_ids is None else prompt_ids:
+        prompt_ids: None: all that have ended.
+
+        Returns:
+            The ids of `prompt_ids` that do not wait or run.
+        """
+        with self._lock:  # or one could be queued again between the look at it and the note
+            if prompt_ids is None:
+                self._recent.clear()
+                self._writer.add("forget_ended")
+                return []
+            over = [ident for ident in prompt_ids if ident not in self._live]
+            for ident in over:
                 self._recent.pop(ident, None)
+            self.history.discard(over)
+            self._writer.add("forget", over)
+            return over
 
     def prune(self) -> int:
         """Delete what is older, or more, than is to be kept. Returns how many jobs that were."""
         deleted = 0
+        most = None if self.store.persistent else self.history.limit
         try:
-            for gone in self._retention.apply(self.store):
-                deleted += len(gone)
-                self._forgotten(gone)
-                self.history.discard(gone)
+            for old in self._retention.steps(self.store, most):
+                deleted += len(self.forget(old))
+                self._writer.settle()
         except StoreUnavailable as error:
             log.warning("old jobs could not be deleted: %s", error)
         return deleted

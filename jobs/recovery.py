@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from comfy_execution import jobs
-from comfy_execution.outcomes import VALIDATION_ERROR, WORKER_DIED, Actor, Outcome
+from comfy_execution.outcomes import INTERRUPTED, VALIDATION_ERROR, WORKER_DIED, Actor, Outcome
 from comfy_execution.prompt_queue import ExecutionStatus, PromptQueue, QueueEntry
 from jobs.job import DIED, PUT_BACK, Job
 from jobs.ledger import Ledger
@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 
 RESUME, PAUSE, CLEAR = "resume", "pause", "clear"
 CHOICES = (RESUME, PAUSE, CLEAR)
+_STOPPED = "the server ended while this job was told to stop"
 DEATHS_ALLOWED = 1  # a job that takes the process with it once more than that is not run again
 
 
@@ -26,12 +27,14 @@ def recover(ledger: Ledger, queue: PromptQueue, on_restart: str = RESUME) -> int
 
     A store that cannot be read is given up for one in memory.
 
-    on_restart: `resume`; `pause`: nothing runs until somebody says so; `clear`: all that waits is cancelled.
+    on_restart: `resume`; `pause`: nothing runs until somebody says so; `clear`: all that waits is cancelled. A queue
+        that somebody has paused stays paused, whatever this is.
     """
     started = time.perf_counter()
     collects = gc.isenabled()
     gc.disable()  # it would go through all prompts again and again while they are read
     try:
+        paused = ledger.was_paused()
         waiting, fatal = _read(ledger)
     except StoreUnavailable as error:
         ledger.give_up(str(error))
@@ -42,11 +45,14 @@ def recover(ledger: Ledger, queue: PromptQueue, on_restart: str = RESUME) -> int
             gc.enable()
     for job, entry, reason, detail in fatal:
         queue.park(entry, *_parked(job, reason, detail))
+    if paused:
+        log.warning("the queue is paused, as it was before: POST /api/queue/resume starts prompts again")
+        queue.pause()
     queue.restore((entry, job.place, _causes(job)) for job, entry in waiting)
     if waiting and on_restart == CLEAR:
         queue.wipe_queue(by=Actor(None, "--on-restart clear"))
     elif waiting and on_restart == PAUSE:
-        queue.pause()
+        queue.pause(lasting=False)
     if waiting or fatal:
         what = {RESUME: "wait again", PAUSE: "wait, and the queue is paused", CLEAR: "were cancelled"}[on_restart]
         log.info("%d jobs of the last run %s (%.2f s)", len(waiting), what, time.perf_counter() - started)
@@ -59,6 +65,7 @@ def _read(ledger: Ledger) -> tuple[list[tuple[Job, QueueEntry]], list[tuple[Job,
     fatal: list[tuple[Job, QueueEntry, str, str]] = []
     for job, encoded in ledger.store.waiting():
         lost = job.state == jobs.IN_PROGRESS
+        cancelled = lost and job.running is not None and job.running.reason == INTERRUPTED
         if lost:
             _end_lost_attempt(job)
         try:
@@ -66,6 +73,10 @@ def _read(ledger: Ledger) -> tuple[list[tuple[Job, QueueEntry]], list[tuple[Job,
         except ValueError as error:
             ledger.restored(job)
             fatal.append((job, ledger.emptied(job), VALIDATION_ERROR, f"the stored prompt cannot be read: {error}"))
+            continue
+        if cancelled:  # it was told to stop, and did not live to do it
+            ledger.restored(job)
+            fatal.append((job, entry, INTERRUPTED, _STOPPED))
             continue
         # What somebody retried by hand, deaths or not, and has not run since, is run.
         parked = lost and deaths(job) > DEATHS_ALLOWED
@@ -95,24 +106,29 @@ def _causes(job: Job) -> tuple[str, ...]:
 
 def _end_lost_attempt(job: Job) -> None:
     attempt = job.running
-    if attempt is not None:
+    if attempt is not None and attempt.reason == INTERRUPTED:
+        attempt.result, attempt.detail = jobs.CANCELLED, _STOPPED
+    elif attempt is not None:
         attempt.result, attempt.reason, attempt.detail = DIED, WORKER_DIED, "the server ended while this attempt ran"
 
 
 def _parked(job: Job, reason: str, detail: str) -> tuple[dict[str, Any], ExecutionStatus, Outcome]:
     """The end of a job that is not run again: history result, status and outcome."""
+    where = {"prompt_id": job.id, "node_id": None, "node_type": None, "executed": []}
+    now = {"timestamp": int(time.time() * 1000)}
+    result = {"outputs": {}, "meta": {}}
+    if reason == INTERRUPTED:
+        log.info("prompt %s is not run again: it was cancelled while it ran", job.id)
+        by = job.attempts[-1].by
+        outcome = Outcome(jobs.CANCELLED, reason, detail, None if by is None else Actor.read(by))
+        return result, ExecutionStatus("error", False, [["execution_interrupted", where | now]]), outcome
     log.error("prompt %s is not run again: %s", job.id, detail)
-    data = {
-        "prompt_id": job.id,
-        "node_id": None,
-        "node_type": None,
-        "executed": [],
+    error = {
         "exception_message": detail + "\n",
         "exception_type": "WorkerDied" if reason == WORKER_DIED else "ValueError",
         "traceback": [],
         "current_inputs": {},
         "current_outputs": [],
-        "timestamp": int(time.time() * 1000),
     }
-    status = ExecutionStatus("error", False, [["execution_error", data]])
-    return {"outputs": {}, "meta": {}}, status, Outcome(jobs.FAILED, reason, detail)
+    status = ExecutionStatus("error", False, [["execution_error", where | error | now]])
+    return result, status, Outcome(jobs.FAILED, reason, detail)

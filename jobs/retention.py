@@ -51,18 +51,26 @@ class Retention:
         self._clock = clock
         self._next_check = 0.0
 
-    def is_due(self) -> bool:
-        """Whether it is time to look; True once per `CHECK_SECONDS`."""
-        if self.rule == Rule() or self._clock() < self._next_check:
+    def is_due(self, bounded: bool = False) -> bool:
+        """Whether it is time to look; True once per `CHECK_SECONDS`, also if the clock is set.
+
+        bounded: there is something to delete even if the rule keeps everything.
+        """
+        left = self._next_check - self._clock()
+        if (self.rule == Rule() and not bounded) or 0 < left <= CHECK_SECONDS:
             return False
         self._next_check = self._clock() + CHECK_SECONDS
         return True
 
-    def apply(self, store: JobStore) -> Iterator[list[str]]:
-        """Delete in small steps; gives the ids of each."""
+    def steps(self, store: JobStore, most: int | None = None) -> Iterator[list[str]]:
+        """What is to be deleted, in small steps: ids of jobs, to be gone when the next step is asked for.
+
+        most: keep no more than so many, whatever the rule says.
+        """
         before = None if self.rule.seconds is None else int((self._clock() - self.rule.seconds) * 1000)
+        counts = [count for count in (self.rule.count, most) if count is not None]
         while True:
-            gone = store.prune(before, self.rule.count, _AT_ONCE)
-            yield gone
-            if len(gone) < _AT_ONCE:
+            old = store.outdated(before, min(counts, default=None), _AT_ONCE)
+            yield old
+            if len(old) < _AT_ONCE:
                 return

@@ -26,6 +26,7 @@ MEMORY = ":memory:"
 _LOCKED_SECONDS = 2.0  # how long to wait for another program that has locked the file
 _IDLE_READERS = 4  # connections that are kept for the next reader
 _AT_ONCE = 500  # ids per statement
+_REMEMBERED = "remembered "  # what keys of `remember` begin with in the table
 
 _COLUMNS = (
     "id, state, number, place, created, client_id, workflow_id, batch_id, counter, digest, answer, "
@@ -220,6 +221,9 @@ class SqliteStore:
             if found:
                 self._delete(connection, found)
 
+    def _remember(self, connection: sqlite3.Connection, key: str, value: int | str) -> None:
+        connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_REMEMBERED + key, value))
+
     def _forget_ended(self, connection: sqlite3.Connection) -> None:
         self._delete(connection, connection.execute(f"SELECT seq, state FROM jobs WHERE {_ENDED}").fetchall())
 
@@ -228,24 +232,6 @@ class SqliteStore:
         connection.executemany("DELETE FROM payloads WHERE seq = ?", seqs)
         connection.executemany("DELETE FROM jobs WHERE seq = ?", seqs)
         self._counts.subtract(Counter(state for _, state in found))
-
-    @_guarded
-    def prune(self, before: int | None, keep: int | None, at_most: int) -> list[str]:
-        """See JobStore."""
-        with self._transaction() as connection:
-            beyond = 0
-            if keep is not None:
-                states = ("completed", "failed", "cancelled")
-                beyond = max(0, sum(self._counts[state] for state in states) - keep)
-            found = connection.execute(
-                f"SELECT seq, state, id FROM (SELECT seq, state, id, ended, row_number() OVER (ORDER BY ended) AS n "
-                f"FROM (SELECT * FROM jobs WHERE ended IS NOT NULL AND {_ENDED} ORDER BY ended LIMIT ?)) "
-                "WHERE ended < ? OR n <= ?",
-                (at_most, -1 if before is None else before, beyond),
-            ).fetchall()
-            self._delete(connection, [row[:2] for row in found])
-            self._store_counts(connection)
-        return [row[2] for row in found]
 
     def copy_from(self, other: SqliteStore, ended: int) -> None:
         """Take over the jobs of another store: all that wait, and the newest that have ended."""
@@ -325,6 +311,27 @@ class SqliteStore:
         statement, values = listing.total(query)
         with self._reader() as connection:
             return connection.execute(statement, values).fetchone()[0]
+
+    @_guarded
+    def recall(self, key: str) -> Any:
+        """See JobStore."""
+        with self._reader() as connection:
+            row = connection.execute("SELECT value FROM meta WHERE key = ?", (_REMEMBERED + key,)).fetchone()
+        return None if row is None else row[0]
+
+    @_guarded
+    def outdated(self, before: int | None, keep: int | None, at_most: int) -> list[str]:
+        """See JobStore."""
+        ended = sum(self.counts().get(state, 0) for state in ("completed", "failed", "cancelled"))
+        beyond = 0 if keep is None else max(0, ended - keep)
+        with self._reader() as connection:
+            rows = connection.execute(
+                f"SELECT id FROM (SELECT id, ended, row_number() OVER (ORDER BY ended) AS n "
+                f"FROM (SELECT * FROM jobs WHERE ended IS NOT NULL AND {_ENDED} ORDER BY ended LIMIT ?)) "
+                "WHERE ended < ? OR n <= ?",
+                (at_most, -1 if before is None else max(-1, before), beyond),
+            ).fetchall()
+        return [row[0] for row in rows]
 
     def counts(self) -> dict[str, int]:
         """See JobStore."""

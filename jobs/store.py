@@ -52,6 +52,9 @@ class Changes(Protocol):
     def forget_ended(self) -> None:
         """Delete all jobs that have ended."""
 
+    def remember(self, key: str, value: int | str) -> None:
+        """Something beside the jobs, in place of what had this key."""
+
 
 @dataclass(frozen=True)
 class Query:
@@ -135,11 +138,11 @@ class JobStore(Protocol):
     def last_counter(self) -> int | None:
         """The newest number that came from the server's own count."""
 
-    def prune(self, before: int | None, keep: int | None, at_most: int) -> list[str]:
-        """Delete jobs that ended before a time, and the oldest ended ones beyond a count. Returns their ids.
+    def outdated(self, before: int | None, keep: int | None, at_most: int) -> list[str]:
+        """Ids of jobs that ended before a time, and of the oldest ended ones beyond a count; `at_most` of them."""
 
-        at_most: so many per call; fewer returned means that none is left to delete.
-        """
+    def recall(self, key: str) -> Any:
+        """What is remembered under a key, None if nothing is."""
 
     def close(self) -> None:
         """Let go of the store."""

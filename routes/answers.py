@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import errno
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
 from comfy_execution.outcomes import Actor
 from protocol import InvalidJson, from_json, to_json
+
+if TYPE_CHECKING:
+    from server import PromptServer
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +62,12 @@ async def read_object(request: web.Request) -> dict[str, Any]:
 def actor_of(request: web.Request) -> Actor:
     """Who sent a request, for logs and for the ledger of jobs."""
     return Actor(request.remote, f"{request.method} {request.path}")
+
+
+async def stored(server: PromptServer) -> None:
+    """Wait until all that the queue was told is on disk: what is answered to a client survives the process."""
+    if server.jobs is not None:
+        await server.jobs.stored()
 
 
 def log_request(request: web.Request, what: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from gateway.openapi import EMPTY, INTEGER, REFUSED, Parameter
-from routes.answers import empty, int_query, json_body, read_object, text_list
+from routes.answers import empty, int_query, json_body, read_object, stored, text_list
 
 if TYPE_CHECKING:
     from routes import Table
@@ -52,4 +52,5 @@ def add_to(table: Table, server: PromptServer) -> None:
             server.prompt_queue.wipe_history()
         for prompt_id in ids:
             server.prompt_queue.delete_history_item(prompt_id)
+        await stored(server)
         return empty()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import threading
 import time
 import uuid
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,9 @@ from comfy_execution.attempts import ALREADY_FINISHED, CANCELLED, STOPPING, UNKN
 from comfy_execution.prompt_queue import QueueEntry
 from comfy_execution.queue_control import NotPending
 from gateway.openapi import BOOLEAN, JSON, Body, Parameter
+from jobs.ledger import Submission
 from protocol import InvalidJson, from_json
-from routes.answers import Refused, actor_of, flag_query, json_answer, json_type, log_request, read_object
+from routes.answers import Refused, actor_of, flag_query, json_answer, json_type, log_request, read_object, stored
 from routes.prompt import refuse_if_stopping, refuse_when_full, validate
 from routes.prompt_body import PromptRefused, checked_graph, is_canonical_uuid, private_keys, queue_number
 
@@ -29,6 +31,7 @@ _FULL = Parameter("full", BOOLEAN, "Say what became of each id, beside the refer
 async def cancel(server: PromptServer, request: web.Request, ids: list[str]) -> dict[str, str]:
     """Cancel jobs. Returns for each id `cancelled`, `stopping`, `already_finished` or `unknown`."""
     answers = server.prompt_queue.cancel(ids, actor_of(request))
+    await stored(server)
     for ident, answer in answers.items():
         if answer == UNKNOWN and server.jobs is not None:
             job = await asyncio.to_thread(server.jobs.find, ident)
@@ -127,32 +130,46 @@ def add_to(table: Table, server: PromptServer) -> None:
         entry = await asyncio.to_thread(server.jobs.entry, ident)
         if entry is None:
             raise Refused("what this job ran is no longer kept", 409)
+        counted = server.number
         number = queue_number(body, server)
+        counter = counted if "number" not in body else None
         # Secrets are never stored: whoever runs a job again that needs some sends them again.
         given = body.get("extra_data")
         if given is not None and not isinstance(given, dict):
             raise Refused(f"extra_data must be an object, not {json_type(given)}")
         entry = entry.with_secrets({key: given[key] for key in private_keys(given, server)})
         if body.get("inputs") not in (None, {}):
-            return await run_changed(request, entry, number, body["inputs"])
+            return await run_changed(request, entry, (number, counter), body["inputs"])
         if job.state == "completed":
             raise Refused("the job has completed; send changed inputs to run it in another way", 409, state=job.state)
         await validated(ident, entry[2], entry[4])
+        if (now := server.jobs.remembered(ident)) is not None and now.state == "completed":
+            raise Refused("the job has completed meanwhile", 409, state=now.state)
+        again = entry.with_number(number)
+        again.submission = Submission(counter)
         try:
-            server.prompt_queue.run_again(entry.with_number(number))
+            server.prompt_queue.run_again(again)
         except NotPending as error:  # somebody else was faster
             raise Refused(str(error), 409) from error
         await server.jobs.stored()
         log_request(request, f"runs {ident} again")
         return json_answer({"prompt_id": ident, "number": number})
 
-    async def run_changed(request: web.Request, entry: QueueEntry, number: float, changes: Any) -> web.Response:
+    async def run_changed(
+        request: web.Request, entry: QueueEntry, place: tuple[float, int | None], changes: Any
+    ) -> web.Response:
+        number, counter = place
         graph = checked_graph(changed_graph(entry[2], changes))
         new_id = str(uuid.uuid4())
         outputs, node_errors = await validated(new_id, graph, entry[4])
         extra = {**entry.extra_data, "create_time": int(time.time() * 1000), "retry_of": entry.prompt_id}
-        server.prompt_queue.put((number, new_id, graph, extra, outputs, entry.secrets))
-        await server.jobs.stored()
+        new = QueueEntry((number, new_id, graph, extra, outputs, entry.secrets))
+        new.submission, new.answered = Submission(counter), threading.Event()
+        server.prompt_queue.put(new)
+        try:
+            await server.jobs.stored()
+        finally:
+            server.loop.call_soon(new.answered.set)  # when the loop has written what follows
         log_request(request, f"runs {entry.prompt_id} again with changed inputs as {new_id}")
         answer = {"prompt_id": new_id, "number": number, "retry_of": entry.prompt_id, "node_errors": node_errors}
         return json_answer(answer)

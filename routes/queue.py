@@ -9,7 +9,7 @@ from aiohttp import web
 
 from gateway.openapi import EMPTY, JSON, REFUSED, Body
 from protocol import InvalidJson, from_json
-from routes.answers import Refused, actor_of, empty, json_body, read_json, read_object, text_list
+from routes.answers import Refused, actor_of, empty, json_body, read_json, read_object, stored, text_list
 
 if TYPE_CHECKING:
     from routes import Table
@@ -32,6 +32,7 @@ def add_to(table: Table, server: PromptServer) -> None:
             server.prompt_queue.wipe_queue(actor_of(request))
         if ids:
             server.prompt_queue.delete_queue_items(ids, actor_of(request))
+        await stored(server)
         return empty()
 
     @table.post(
@@ -50,7 +51,8 @@ def add_to(table: Table, server: PromptServer) -> None:
         prompt_id = body.get("prompt_id")
         if prompt_id is not None and not isinstance(prompt_id, str):
             raise Refused("prompt_id must be a string")
-        server.prompt_queue.interrupt(actor_of(request), prompt_id or None)
+        if server.prompt_queue.interrupt(actor_of(request), prompt_id or None):
+            await stored(server)
         return empty()
 
     @table.post("/free", "Free memory, once nothing runs.", body="FreeRequest", answers={200: EMPTY, **REFUSED})

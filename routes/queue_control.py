@@ -11,7 +11,7 @@ from aiohttp import web
 from comfy_execution.line import AFTER, BACK, BEFORE, FRONT
 from comfy_execution.queue_control import NotPending
 from gateway.openapi import JSON, Answer
-from routes.answers import Refused, json_answer, json_type, log_request, read_object, text_list
+from routes.answers import Refused, json_answer, json_type, log_request, read_object, stored, text_list
 
 if TYPE_CHECKING:
     from routes import Table
@@ -77,18 +77,21 @@ def add_to(table: Table, server: PromptServer) -> None:
             raise Refused(str(error), 409, not_pending=error.states) from error
         except ValueError as error:
             raise Refused(str(error)) from error
+        await stored(server)
         log_request(request, f"moves {len(ids)} prompts")
         return json_answer({"moved": [{"id": entry.prompt_id, "number": entry.number} for entry in moved]})
 
     @table.post("/queue/pause", "Start no more prompts; what runs goes on.", answers={200: "Paused"}, plain=False)
     async def pause(request: web.Request) -> web.Response:
         server.prompt_queue.pause()
+        await stored(server)
         log_request(request, "pauses the queue")
         return json_answer({"paused": True})
 
     @table.post("/queue/resume", "Start prompts again.", answers={200: "Paused"}, plain=False)
     async def resume(request: web.Request) -> web.Response:
         server.prompt_queue.resume()
+        await stored(server)
         log_request(request, "resumes the queue")
         return json_answer({"paused": False})
 

@@ -1,7 +1,11 @@
 """Moving, pausing, estimates and running again, over HTTP."""
 
+import json
+import time
+
 import pytest
 
+import execution
 from jobs.estimates import RunTimes
 from jobs.store import Query
 from tests.jobs import control_kit
@@ -285,3 +289,82 @@ async def test_what_cannot_run_again(serving):
     server.server.retry_after = 7
     status, answer, headers = await server.post(f"/api/jobs/{ident}/retry")
     assert (status, answer["error"]["type"], headers["Retry-After"]) == (503, "server_stopping", "7")
+
+
+# --- what is answered is on disk -----------------------------------------------------------------------------------
+
+WRITES = {
+    "cancel": ("/api/jobs/{}/cancel", None, lambda job: job.state == "cancelled"),
+    "cancel many": ("/api/jobs/cancel", {"job_ids": ["{}"]}, lambda job: job.state == "cancelled"),
+    "delete": ("/queue", {"delete": ["{}"]}, lambda job: job.state == "cancelled"),
+    "clear": ("/queue", {"clear": True}, lambda job: job.state == "cancelled"),
+    "move": ("/api/queue/move", {"ids": ["{}"], "number": -5}, lambda job: job.number == -5),
+    "interrupt": ("/interrupt", {}, lambda job: job.attempts[-1].reason == "interrupted"),
+    "stop": ("/api/jobs/{}/cancel", None, lambda job: job.attempts[-1].reason == "interrupted"),
+    "forget": ("/history", {"delete": ["{}"]}, lambda job: job is None),
+    "forget all": ("/history", {"clear": True}, lambda job: job is None),
+}
+
+
+@pytest.mark.parametrize("what", WRITES)
+async def test_what_is_answered_survives_the_process(serving, what):
+    server = await serving()
+    path, body, is_stored = WRITES[what]
+    ended, runs = what.startswith("forget"), what in ("interrupt", "stop")
+    if not (ended or runs):
+        server.queue.pause()
+    ident = await server.submit(one("Deaf" if runs else "Note", "x"))
+    if runs:
+        await server.entered()
+    if ended:
+        await server.over(ident)
+    ledger = server.server.jobs
+    write = ledger._writer._apply
+    ledger._writer._apply = lambda changes: (time.sleep(0.05), write(changes))  # a slow disk
+    filled = json.loads(json.dumps(body).replace("{}", ident)) if body != {} else {}
+    status, _, _ = await server.post(path.replace("{}", ident), json=filled)
+    assert status == 200 and is_stored(ledger.store.job(ident))
+
+
+@pytest.mark.parametrize("paused", [True, False])
+async def test_a_pause_that_is_answered_survives_the_process(serving, paused):
+    server = await serving()
+    ledger = server.server.jobs
+    write = ledger._writer._apply
+    ledger._writer._apply = lambda changes: (time.sleep(0.05), write(changes))
+    await server.post("/api/queue/pause")
+    if not paused:
+        await server.post("/api/queue/resume")
+    assert ledger.store.recall("paused") == paused
+
+
+async def test_a_retry_that_somebody_else_asked_for_and_that_is_done(serving, monkeypatch):
+    """It failed when the request came; while the request is looked at, another one runs it to its end."""
+    server = await serving()
+    server.queue.pause()
+    ident = await server.submit(one("Note", "x"))
+    await server.post(f"/api/jobs/{ident}/cancel")
+    server.queue.resume()
+    real = execution.validate_prompt
+
+    async def slow(*arguments):
+        monkeypatch.setattr(execution, "validate_prompt", real)
+        assert (await server.post(f"/api/jobs/{ident}/retry"))[0] == 200
+        await server.over(ident)
+        return await real(*arguments)
+
+    monkeypatch.setattr(execution, "validate_prompt", slow)
+    status, answer, _ = await server.post(f"/api/jobs/{ident}/retry")
+    assert (status, answer["state"]) == (409, "completed") and control_kit.gate.runs == ["x"]
+
+
+async def test_counts_of_retries_go_on_after_a_restart(serving):
+    server = await serving()
+    server.queue.pause()
+    first = await server.submit(one("Note", "x"))
+    await server.post(f"/api/jobs/{first}/cancel")
+    number = (await server.post(f"/api/jobs/{first}/retry"))[1]["number"]
+    assert server.server.jobs.next_number() == number + 1
+    await server.post(f"/api/jobs/{first}/cancel")
+    changed = (await server.post(f"/api/jobs/{first}/retry", json={"inputs": {"1": {"tag": "y"}}}))[1]
+    assert server.server.jobs.next_number() == changed["number"] + 1

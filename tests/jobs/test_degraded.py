@@ -15,6 +15,7 @@ from jobs.fallback import RETRY_SECONDS, FallbackStore
 from jobs.ledger import Ledger
 from jobs.opening import open_ledger, store_path
 from jobs.recovery import recover
+from jobs.retention import Retention, Rule
 from jobs.sqlite_store import MEMORY, SqliteStore
 from jobs.store import Change, Query, StoreUnavailable
 
@@ -185,6 +186,22 @@ def test_a_disk_that_is_full_for_a_while(path):
     assert again.history_ids(10) == ["before", "meanwhile", "later", "after"]
     assert again.counts() == {"completed": 4}
     again.close()
+
+
+def test_memory_is_bounded_while_the_disk_is_away(path):
+    disk = FullDisk(str(path))
+    ledger = Ledger(FallbackStore(disk), history_size=5, retention=Retention(Rule()))
+    queue = PromptQueue(types.SimpleNamespace(queue_updated=lambda: None, send_sync=lambda *event: None))
+    ledger.attach(queue)
+    disk.full = True
+    for number in range(20):
+        queue.put((1, str(number), {}, {}, ["1"]))
+        queue.finish(queue.get(0)[1], {"outputs": {}}, ("success", True, []))
+    ledger.settle()
+    ledger.prune()
+    assert not ledger.store.persistent and ledger.store.counts() == {"completed": 5}
+    disk.full = False
+    ledger.close()
 
 
 def test_a_change_that_cannot_be_expressed_does_not_take_others_along(live, caplog):

@@ -7,6 +7,7 @@ import pytest
 
 import folder_paths
 from jobs.deletion import JobIsQueued, delete_job
+from jobs.retention import Retention, Rule
 
 
 @pytest.fixture
@@ -119,3 +120,44 @@ def test_a_job_cancelled_before_it_ran(live):
     life.queue.delete_queue_items(["a"])
     assert delete_job(life.ledger, "a", outputs=True) == {"deleted": "a", "files": []}
     assert life.state("a") is None
+
+
+@pytest.fixture
+def retried_meanwhile(live, monkeypatch):
+    """A job, and what makes a method of something look at it, and somebody retry it before it goes on."""
+
+    def prepare(thing, method, **options):
+        life = live(**options)
+        life.run("a", "failed")
+        real = getattr(thing(life), method)
+
+        def look(*arguments):
+            found = real(*arguments)
+            monkeypatch.undo()
+            life.queue.run_again(life.ledger.entry("a"))
+            return found
+
+        monkeypatch.setattr(thing(life), method, look)
+        return life
+
+    return prepare
+
+
+def still_waits(life, live):
+    assert life.waiting() == ["a"] and life.state("a") == "pending"
+    life.crash()
+    again = live()
+    assert again.waiting() == ["a"] and again.ledger.find("a").attempts[0].result == "failed"
+
+
+def test_a_job_that_is_retried_while_it_is_deleted_is_not_lost(live, retried_meanwhile):
+    life = retried_meanwhile(lambda life: life.ledger, "find")
+    with pytest.raises(JobIsQueued):
+        delete_job(life.ledger, "a")
+    still_waits(life, live)
+
+
+def test_a_job_that_is_retried_while_old_ones_are_cleared_away_is_not_lost(live, retried_meanwhile):
+    life = retried_meanwhile(lambda life: life.ledger.store, "outdated", retention=Retention(Rule(count=0)))
+    life.ledger.prune()
+    still_waits(life, live)

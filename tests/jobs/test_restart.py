@@ -5,7 +5,8 @@ import sqlite3
 
 import pytest
 
-from comfy_execution.outcomes import SHUTDOWN
+from comfy_execution.attempts import StopOrder
+from comfy_execution.outcomes import SHUTDOWN, TIMEOUT, Actor
 from comfy_execution.prompt_queue import ExecutionStatus, QueueEntry
 from jobs import pages
 from jobs.ledger import Submission
@@ -231,6 +232,79 @@ def test_pause_lets_it_wait(live):
     assert again.queue.get(0) is None
     again.queue.resume()
     assert again.take()[0] == "a"
+
+
+@pytest.mark.parametrize("stop", ["stop", "crash"])
+@pytest.mark.parametrize("on_restart", ["resume", "pause", "clear"])
+def test_who_paused_the_queue_finds_it_paused(live, on_restart, stop):
+    life = live()
+    life.queue.pause()
+    life.put("a")
+    for _ in range(2):
+        getattr(life, stop)()
+        life = live(on_restart)
+        assert life.queue.paused and life.queue.was_paused and life.queue.get(0) is None
+    life.queue.resume()
+    getattr(life, stop)()
+    life = live()
+    assert not life.queue.paused and not life.queue.was_paused
+    assert life.waiting() == ([] if on_restart == "clear" else ["a"])
+
+
+def test_a_pause_by_flag_is_that_starts_alone(live):
+    life = live()
+    life.put("a")
+    life.stop()
+    life = live("pause")
+    assert life.queue.paused
+    life.stop()
+    assert not live().queue.paused
+
+
+BY = Actor("10.0.0.7", "POST /interrupt", "alice")
+
+
+@pytest.mark.parametrize("by", [BY, None])
+def test_what_was_cancelled_while_it_ran_does_not_run_again(live, by):
+    """An operator cancels a job that hangs, and then has to kill the process."""
+    life = live()
+    for prompt_id in "ab":
+        life.put(prompt_id, client_id="c")
+    life.take()
+    assert life.queue.interrupt(by) == ["a"]
+    life.crash()
+    for _ in range(2):
+        life = live()
+        assert life.waiting() == ["b"]
+        job = life.ledger.shown("a")
+        assert (job["status"], job["reason"]) == ("cancelled", "interrupted")
+        assert job.get("by") == (by.shown() if by else None)
+        (attempt,) = job["attempts"]
+        assert (attempt["result"], attempt["reason"], attempt.get("by")) == ("cancelled", "interrupted", job.get("by"))
+        assert life.queue.history["a"]["status"]["messages"][-1][0] == "execution_interrupted"
+        life.crash()
+
+
+@pytest.mark.parametrize("reason", [TIMEOUT, SHUTDOWN])
+def test_what_was_told_to_stop_for_another_reason_runs_again(live, reason):
+    life = live()
+    life.put("a")
+    life.take()
+    assert life.queue.stop(StopOrder(reason)) == ["a"]
+    life.crash()
+    again = live()
+    assert again.waiting() == ["a"] and again.ledger.find("a").attempts[0].result == "died"
+
+
+def test_a_count_that_a_retry_took_is_not_given_again(live):
+    life = live()
+    life.run("a", "failed")
+    entry = life.ledger.entry("a").with_number(-7)
+    entry.submission = Submission(counter=7)
+    life.queue.run_again(entry)
+    life.crash()
+    again = live()
+    assert again.next_number == 8 and again.waiting() == ["a"]
 
 
 def test_moves_survive(live):

@@ -168,3 +168,11 @@ def test_it_is_looked_at_now_and_then(clock):
     clock[0] += CHECK_SECONDS + 1
     assert retention.is_due() and not retention.is_due()
     assert not Retention().is_due()
+    assert Retention().is_due(bounded=True)
+
+
+def test_a_clock_that_is_set_back_holds_nothing_up(clock):
+    retention = Retention(Rule(count=5), clock=lambda: clock[0])
+    assert retention.is_due()
+    clock[0] -= 365 * DAY
+    assert retention.is_due() and not retention.is_due()
