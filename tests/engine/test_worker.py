@@ -87,7 +87,6 @@ def work(nodes_that_fail, server):
     worker.stop()
     worker.join(20)
     gc.set_threshold(*thresholds)
-    gc.unfreeze()
 
 
 def still_works(work):
@@ -247,7 +246,6 @@ def test_waits_for_the_nodes(classes, server):
     worker.stop()
     server.nodes_ready.set()
     worker.join(20)
-    gc.unfreeze()
 
 
 def test_others_are_told_of_each_end_and_cannot_harm_the_worker(work):

@@ -177,7 +177,6 @@ async def serving(start, monkeypatch):
         worker.queue.close()
         await asyncio.to_thread(worker.join, 20)
     gc.set_threshold(*thresholds)
-    gc.unfreeze()
 
 
 def unknown_id() -> str:
