@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -58,10 +58,45 @@ def config_from_state_dict(sd: Mapping[str, Tensor], prefix: str = "") -> WanAut
     return WanAutoencoderConfig(dim, z_dim, tuple(widths), blocks // len(widths), tuple(in_time))
 
 
-def causal(conv: nn.Module, x: Tensor) -> Tensor:
+class Parts:
+    """A video that goes through in parts, and what each layer saw last: a layer that looks at past frames finds those
+    of the part before. A video's first part finds zeros, as the whole video would, and behind the last one nothing is
+    kept."""
+
+    def __init__(self, parts: Sequence[Tensor]) -> None:
+        self._frames: dict[int, Tensor] = {}
+        self._parts = parts
+        self._is_last = False
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """The parts, each to be sent through before the next is asked for."""
+        for number, part in enumerate(self._parts, start=1):
+            self._is_last = number == len(self._parts)
+            yield part
+
+    def take(self, layer: nn.Module) -> Tensor | None:
+        """Frames that the layer kept; None in the first part."""
+        return self._frames.pop(id(layer), None)
+
+    def keep(self, layer: nn.Module, frames: Tensor) -> None:
+        """For the next part. A copy: the rest of the part is let go."""
+        if not self._is_last:
+            self._frames[id(layer)] = frames.clone()
+
+
+def causal(conv: nn.Module, x: Tensor, past: Parts) -> Tensor:
     """A three-dimensional convolution of each frame and those before it; the size stays."""
-    time, rows, columns = conv.kernel_size
-    return conv(F.pad(x, [columns // 2, columns // 2, rows // 2, rows // 2, time - 1, 0]))
+    before, rows, columns = (n - 1 for n in conv.kernel_size)
+    if before == 0 and rows == columns == 0:
+        return conv(x)
+    height, width = x.shape[-2:]
+    x = F.pad(x, [columns // 2, columns // 2, rows // 2, rows // 2, before, 0])
+    inner = x[..., rows // 2 : rows // 2 + height, columns // 2 : columns // 2 + width]
+    kept = past.take(conv)
+    if kept is not None:
+        inner[:, :, :before] = kept
+    past.keep(conv, inner[:, :, -before:])
+    return conv(x)
 
 
 class RMSNorm(nn.Module):
@@ -90,10 +125,10 @@ class ResidualBlock(nn.Module):
         )
         self.shortcut = None if before == after else operations.Conv3d(before, after, 1, **factory)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, past: Parts) -> Tensor:
         norm1, act1, conv1, norm2, act2, _, conv2 = self.residual
-        h = causal(conv1, act1(norm1(x)))
-        h = causal(conv2, act2(norm2(h)))
+        h = causal(conv1, act1(norm1(x)), past)
+        h = causal(conv2, act2(norm2(h)), past)
         return h + (x if self.shortcut is None else self.shortcut(x))
 
 
@@ -116,7 +151,7 @@ class AttentionBlock(nn.Module):
         self.to_qkv = operations.Conv2d(channels, channels * 3, 1, **factory)
         self.proj = operations.Conv2d(channels, channels, 1, **factory)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, past: Parts) -> Tensor:
         frames = by_frame(x)
         rows, columns = frames.shape[-2:]
         q, k, v = self.to_qkv(self.norm(frames)).flatten(2).transpose(1, 2).unsqueeze(1).chunk(3, dim=-1)
@@ -136,12 +171,16 @@ class Downsample(nn.Module):
         if in_time:
             self.time_conv = operations.Conv3d(channels, channels, (3, 1, 1), stride=(2, 1, 1), **factory)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, past: Parts) -> Tensor:
         x = by_video(self.resample(by_frame(x)), x.shape[0])
-        if self.time_conv is None or x.shape[2] == 1:
+        if self.time_conv is None:
             return x
         # The first frame goes on as it is; each pair behind it is seen with the frame before.
-        return torch.cat([x[:, :, :1], self.time_conv(x)], dim=2)
+        before = past.take(self)
+        past.keep(self, x[:, :, -1:])
+        if before is not None:
+            return self.time_conv(torch.cat([before, x], dim=2))
+        return x if x.shape[2] == 1 else torch.cat([x[:, :, :1], self.time_conv(x)], dim=2)
 
 
 class Upsample(nn.Module):
@@ -157,11 +196,16 @@ class Upsample(nn.Module):
         if in_time:
             self.time_conv = operations.Conv3d(channels, channels * 2, (3, 1, 1), **factory)
 
-    def forward(self, x: Tensor) -> Tensor:
-        if self.time_conv is not None and x.shape[2] > 1:
+    def forward(self, x: Tensor, past: Parts) -> Tensor:
+        if self.time_conv is not None:
             # Two frames of each behind the first, which is not looked at either.
-            pairs = causal(self.time_conv, x[:, :, 1:]).unflatten(1, (2, -1))
-            x = torch.cat([x[:, :, :1], pairs.permute(0, 2, 3, 1, 4, 5).flatten(2, 3)], dim=2)
+            first = x[:, :, : 1 if past.take(self) is None else 0]
+            past.keep(self, x[:, :, :0])
+            parts = [first] if first.shape[2] else []
+            if x.shape[2] > first.shape[2]:
+                pairs = causal(self.time_conv, x[:, :, first.shape[2] :], past).unflatten(1, (2, -1))
+                parts.append(pairs.permute(0, 2, 3, 1, 4, 5).flatten(2, 3))
+            x = torch.cat(parts, dim=2)
         return by_video(self.resample(by_frame(x)), x.shape[0])
 
 
@@ -179,9 +223,13 @@ class _Half(nn.Module):
     def _head(self, channels: int, out: int, operations: Any, **factory: Any) -> nn.Sequential:
         return nn.Sequential(RMSNorm(channels, 3, **factory), nn.SiLU(), operations.Conv3d(channels, out, 3, **factory))
 
-    def _out(self, x: Tensor) -> Tensor:
+    def _through(self, x: Tensor, blocks: Iterable[nn.Module], past: Parts) -> Tensor:
+        """The half on one part of a video."""
+        x = causal(self.conv1, x, past)
+        for block in blocks:
+            x = block(x, past)
         norm, act, conv = self.head
-        return causal(conv, act(norm(x)))
+        return causal(conv, act(norm(x)), past)
 
 
 class Encoder(_Half):
@@ -199,8 +247,8 @@ class Encoder(_Half):
         self.middle = _middle(widths[-1], operations, **factory)
         self.head = self._head(widths[-1], config.z_dim * 2, operations, **factory)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self._out(self.middle(self.downsamples(causal(self.conv1, x))))
+    def forward(self, x: Tensor, past: Parts) -> Tensor:
+        return self._through(x, [*self.downsamples, *self.middle], past)
 
 
 class Decoder(_Half):
@@ -221,8 +269,8 @@ class Decoder(_Half):
         self.upsamples = nn.Sequential(*blocks)
         self.head = self._head(widths[-1], 3, operations, **factory)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self._out(self.upsamples(self.middle(causal(self.conv1, x))))
+    def forward(self, x: Tensor, past: Parts) -> Tensor:
+        return self._through(x, [*self.middle, *self.upsamples], past)
 
 
 class WanAutoencoder(nn.Module):
@@ -246,10 +294,14 @@ class WanAutoencoder(nn.Module):
         self.decoder = Decoder(config, operations, **factory)
 
     def encode(self, pixels: Tensor) -> Tensor:
-        """The mean; nothing is sampled."""
+        """The mean; nothing is sampled. The first frame, and then a latent frame's worth of frames at a time: what is
+        in memory does not grow with the length."""
         step = self.config.time_downscale
-        frames = 1 + (pixels.shape[2] - 1) // step * step
-        return self.conv1(self.encoder(pixels[:, :, :frames])).chunk(2, dim=1)[0]
+        groups = (pixels.shape[2] - 1) // step
+        parts = Parts(pixels[:, :, : 1 + groups * step].split([1, *([step] * groups)], dim=2))
+        return torch.cat([self.conv1(self.encoder(part, parts)).chunk(2, dim=1)[0] for part in parts], dim=2)
 
     def decode(self, latent: Tensor) -> Tensor:
-        return self.decoder(self.conv2(latent))
+        """One latent frame at a time, as `encode`."""
+        parts = Parts(latent.split(1, dim=2))
+        return torch.cat([self.decoder(self.conv2(part), parts) for part in parts], dim=2)

@@ -109,12 +109,21 @@ class VAE:
 
     def memory_used_encode(self, shape: torch.Size, dtype: torch.dtype) -> int:
         """Bytes for encoding pictures of shape [batch, channels, height, width], or videos, one at a time."""
-        return ENCODE_BYTES_PER_PIXEL * math.prod(shape[2:]) * comfy.model_management.dtype_size(dtype)
+        frames = shape[2] if len(shape) == 5 else 1
+        values = ENCODE_BYTES_PER_PIXEL * self._frames_at_once(frames) + self.output_channels * frames
+        return values * math.prod(shape[-2:]) * comfy.model_management.dtype_size(dtype)
 
     def memory_used_decode(self, shape: torch.Size, dtype: torch.dtype) -> int:
         """Bytes for decoding latents of shape [batch, channels, height, width], or of videos, one at a time."""
-        pixels = math.prod(shape[2:]) * self.upscale_ratio**2 * (self.time_downscale or 1)
-        return DECODE_BYTES_PER_PIXEL * pixels * comfy.model_management.dtype_size(dtype)
+        frames = 1 + (shape[2] - 1) * (self.time_downscale or 1) if len(shape) == 5 else 1
+        # The result stands beside its parts, and then beside itself in float32.
+        results = self.output_channels * frames * max(2, 1 + 4 // comfy.model_management.dtype_size(dtype))
+        values = DECODE_BYTES_PER_PIXEL * self._frames_at_once(frames) + results
+        return values * math.prod(shape[-2:]) * self.upscale_ratio**2 * comfy.model_management.dtype_size(dtype)
+
+    def _frames_at_once(self, frames: int) -> int:
+        """How many frames of a video are in work at a time: those of a latent frame."""
+        return min(frames, self.time_downscale or frames)
 
     def is_dynamic(self) -> bool:
         return False

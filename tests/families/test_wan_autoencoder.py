@@ -9,12 +9,13 @@ import torch
 from safetensors import safe_open
 
 import nodes
-from comfy.vae.autoencoder_wan import WanAutoencoderConfig
+from comfy.vae.autoencoder_wan import Parts, WanAutoencoder, WanAutoencoderConfig
 from comfy.vae.detection import detect
 from comfy.vae.diffusers_wan import to_own_layout
 from comfy.vae.vae import VAE
 from tests.architectures.recorded import key_map
 from tests.families.record_wan_autoencoder import FILE, latent, pixels, weights
+from tests.memory.live_bytes import LiveBytes
 from tests.networks.golden import LIMIT, error
 
 with safe_open(FILE, "pt") as f:
@@ -31,11 +32,48 @@ def as_pixels(out: torch.Tensor) -> torch.Tensor:
     return ((out + 1) / 2).clamp(0, 1).movedim(1, -1)
 
 
-def test_numbers_are_those_of_diffusers(vae):
+def test_numbers_are_those_of_diffusers():
+    """Computed in float64: the drawn weights are large, so that the recording's rounding alone takes most of the
+    tolerance."""
+    vae = VAE(sd=weights(SHAPES), dtype=torch.float64)
     assert error(vae.encode(pixels()), OUT["encode_video"]) < LIMIT
     assert error(vae.encode(pixels()[:1]), OUT["encode_image"]) < LIMIT
     assert error(vae.decode(latent()), as_pixels(OUT["decode_video"])) < LIMIT
     assert error(vae.decode(latent()[:, :, :1]), as_pixels(OUT["decode_image"])) < LIMIT
+
+
+@pytest.mark.parametrize("frames", [1, 5, 13])
+def test_parts_are_as_the_whole(vae, frames):
+    """Latent frame by latent frame, with what layers saw before, is what all frames at once give."""
+    network = vae.first_stage_model
+    video = torch.rand(2, 3, frames, 16, 24, generator=torch.Generator().manual_seed(frames)) * 2 - 1
+    made = network.encode(video)
+    (whole,) = (network.conv1(network.encoder(part, parts)) for parts in [Parts([video])] for part in parts)
+    assert made.shape[2] == 1 + frames // 4 and error(made, whole.chunk(2, dim=1)[0]) < 1e-6
+    back = network.decode(made)
+    (whole,) = (network.decoder(network.conv2(part), parts) for parts in [Parts([made])] for part in parts)
+    assert back.shape == video.shape and error(back, whole) < 1e-6
+
+
+def peak(function, shape: tuple[int, ...]) -> int:
+    x = torch.empty(shape, device="meta", dtype=torch.float16)
+    with torch.inference_mode(), LiveBytes() as live:
+        function(x)
+    return live.peak
+
+
+def test_memory_does_not_grow_with_the_length(vae):
+    """The published size: a longer video takes its own frames more, and what is asked of the ledger suffices."""
+    network = WanAutoencoder(device="meta", dtype=torch.float16)
+    side, half = 16, torch.float16
+    for function, estimate, channels, cells, lengths in (
+        (network.decode, vae.memory_used_decode, 16, side, (1, 3, 9)),
+        (network.encode, vae.memory_used_encode, 3, side * 8, (1, 9, 33)),
+    ):
+        shapes = [(1, channels, length, cells, cells) for length in lengths]
+        one, short, long = (peak(function, shape) for shape in shapes)
+        assert one < short < long < 1.1 * short
+        assert all(p < estimate(torch.Size(shape), half) < 4 * p for p, shape in zip((one, short, long), shapes))
 
 
 def test_facts(vae):

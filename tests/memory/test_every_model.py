@@ -54,7 +54,10 @@ class Case:
 
 def _filled(network: nn.Module) -> nn.Module:
     with torch.inference_mode(False):
-        return comfy.ops.init_weights(network.to_empty(device="cpu"), seed=3).eval().requires_grad_(False)
+        network = network.to_empty(device="cpu").requires_grad_(False)
+        for loose in network.parameters():  # those of no layer keep this
+            loose.fill_(0.1)
+        return comfy.ops.init_weights(network, seed=3).eval()
 
 
 def _control(unet: ModelPatcher, file: str) -> Case:
