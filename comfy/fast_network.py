@@ -22,7 +22,10 @@ log = logging.getLogger(__name__)
 # How far results may be apart, as a share of the largest value: a few roundings of bfloat16.
 TOLERANCE = 0.02
 # What sampling tells in `transformer_options` and no network computes with.
-_MERELY_TOLD = {"cond_or_uncond", "uuids", "sigmas", "sample_sigmas", "total_conds", "callbacks", "wrappers", "patches"}
+_MERELY_TOLD = {
+    *("cond_or_uncond", "uuids", "sigmas", "sample_sigmas", "total_conds", "context_window"),
+    *("callbacks", "wrappers", "patches"),
+}
 
 
 def wanted(device: torch.device | None) -> bool:

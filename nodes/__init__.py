@@ -68,6 +68,7 @@ EXTRA_FAMILIES = (
     "attention_guidance",
     "normalized_attention",
     "reference_cache",
+    "context_windows",
     "attention_weights",
     "model_advanced",
     "model_patches",

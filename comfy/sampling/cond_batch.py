@@ -132,8 +132,22 @@ def calc_cond_batch(
 ) -> list[Tensor]:
     """The merged denoised prediction of each list of entries; zeros for a list without an active entry.
 
-    `x_in` [batch, channels, ...], `timestep` sigma [batch]. Wrappers: CALC_COND_BATCH.
+    `x_in` [batch, channels, ...], `timestep` sigma [batch]. Wrappers: CALC_COND_BATCH. With a `context_handler` in the
+    model options (see `comfy.context_windows`), a latent too long for it is evaluated in windows.
     """
+    handler = model_options.get("context_handler")
+    if handler is None or not handler.should_use_context(model, conds, x_in, timestep, model_options):
+        return _calc_cond_batch_wrapped(model, conds, x_in, timestep, model_options)
+    return handler.execute(_calc_cond_batch_wrapped, model, conds, x_in, timestep, model_options)
+
+
+def _calc_cond_batch_wrapped(
+    model: Any,
+    conds: list[list[dict[str, Any]] | None],
+    x_in: Tensor,
+    timestep: Tensor,
+    model_options: dict[str, Any],
+) -> list[Tensor]:
     executor = patcher_extension.WrapperExecutor.new_executor(
         _calc_cond_batch,
         patcher_extension.get_all_wrappers(

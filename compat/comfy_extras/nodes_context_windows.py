@@ -1,0 +1,5 @@
+"""Re-exports; see `nodes`."""
+
+from nodes.context_windows import ContextWindowsManual
+
+__all__ = ["ContextWindowsManual"]
