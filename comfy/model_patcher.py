@@ -26,6 +26,7 @@ from comfy.patcher_extension import CallbacksMP
 from comfy.patcher_hooks import HookedWeights
 from comfy.placement import Placement
 from comfy.scaled_weights import scale_for, scale_key, to_dtype, weight_key
+from comfy.weight_adapter.base import WeightAdapter
 
 __all__ = [
     "CoreModelPatcher",
@@ -475,15 +476,39 @@ def applied_patches(model: nn.Module) -> dict[str, list[tuple]]:
 
 
 def _same_entries(applied: list[tuple] | None, wanted: list[tuple]) -> bool:
-    """Whether two lists of patches give the same weight: equal strengths, the very same patches."""
+    """Whether two lists of patches give the same weight: equal strengths, the same patches."""
     if applied is None or len(applied) != len(wanted):
         return False
     for (strength, patch, scale, offset, function), other in zip(applied, wanted):
         if (strength, scale, offset) != (other[0], other[2], other[3]):
             return False
-        if patch is not other[1] or function is not other[4]:
+        if function is not other[4] or not _same_patch(patch, other[1]):
             return False
     return True
+
+
+def _same_patch(patch: Any, other: Any) -> bool:
+    """Whether two patches are made of the very same tensors. They are different objects when a LoRA loader ran again
+    because something before it changed."""
+    if patch is other:
+        return True
+    if type(patch) is not type(other):
+        return False
+    if isinstance(patch, Tensor):
+        if patch.is_meta or patch.is_sparse:
+            return False
+        return patch.data_ptr() == other.data_ptr() and _layout(patch) == _layout(other)
+    if isinstance(patch, WeightAdapter):
+        return _same_patch(patch.parts, other.parts)
+    if isinstance(patch, dict):
+        return patch.keys() == other.keys() and all(_same_patch(value, other[key]) for key, value in patch.items())
+    if isinstance(patch, (list, tuple)):
+        return len(patch) == len(other) and all(_same_patch(a, b) for a, b in zip(patch, other))
+    return isinstance(patch, (int, float, str)) and patch == other
+
+
+def _layout(tensor: Tensor) -> tuple:
+    return tensor.device, tensor.dtype, tensor.shape, tensor.stride()
 
 
 def _restore_weights(model: nn.Module, backup: dict[str, Tensor], keys: Iterable[str] | None = None) -> None:

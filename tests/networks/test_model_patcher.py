@@ -47,6 +47,19 @@ W = "layer.weight"
 ONES = torch.ones(3, 4)
 
 
+def test_patches_are_the_same_if_their_tensors_are():
+    p = patcher()
+    halves = torch.ones(2, 3, 4)
+    for patch, result in (((ONES,), 2.0), ((ONES.clone() * 2,), 3.0), ((halves[1] * 3,), 4.0), ((halves[0],), 2.0)):
+        clone = p.clone()
+        clone.add_patches({W: ("diff", patch)})
+        weight = load(clone)
+        assert (weight == result).all()
+        again = p.clone()
+        again.add_patches({W: ("diff", (patch[0].view(3, 4),))})  # another object, the same numbers in memory
+        assert load(again) is weight
+
+
 def test_patch_and_restore():
     p = patcher()
     original = p.model.layer.weight
