@@ -52,7 +52,13 @@ def plain(value: Any) -> Any:
     Raises:
         TypeError: something in it has no JSON form.
     """
-    return orjson.loads(orjson.dumps(value, option=_OPTIONS))
+    try:
+        return orjson.loads(orjson.dumps(value, option=_OPTIONS))
+    except (TypeError, ValueError) as error:
+        try:  # see `encode`
+            return json.loads(json.dumps(_finite(value)))
+        except (TypeError, ValueError, RecursionError):
+            raise TypeError(str(error)) from None
 
 
 def _finite(value: Any) -> Any:

@@ -316,6 +316,10 @@ def test_ui_data(runner, classes):
         "node_id": "u", "display_node": "u", "parent_node": None, "real_node_id": "u"}  # fmt: skip
     error = runner.bad({"u": n("Ui", value={"a": {1: object()}})})
     assert "JSON" in error["exception_message"]
+    for value in ("half \ud83d", 2**70, [2**64, {"x": "\udcff"}], float("nan")):  # JSON can express all of them
+        outputs = runner.good({"u": n("Ui", value={"a": value})})
+        expected = None if value != value else value
+        assert outputs == {"u": {"a": [{"a": expected}], "b": [{"a": expected}]}}
     classes["Ui"].run = lambda self, value: {"ui": {"a": 5}}
     assert "'a'" in runner.bad({"u": n("Ui", value=2)})["exception_message"]
 

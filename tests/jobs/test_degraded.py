@@ -1,10 +1,13 @@
 """A store that cannot be used: the server goes on from memory and says so; and comes back to the disk if it can."""
 
 import json
+import os
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import types
+from pathlib import Path
 
 import pytest
 
@@ -114,6 +117,66 @@ def test_a_file_that_is_damaged_somewhere(tmp_path, part):
     assert ledger.find("new").state == "completed"
     assert "new" in json.loads(queue.history_json("new"))
     ledger.close()
+
+
+# Rights mean nothing to root, as which tests may run: a process of its own gives its rights up and tries.
+WITHOUT_RIGHTS = """
+import json, os, sys, types
+from comfy_execution.prompt_queue import PromptQueue
+from jobs.opening import open_ledger
+from jobs.recovery import recover
+if os.getuid() == 0:
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+ledger = open_ledger(types.SimpleNamespace(
+    database_url=sys.argv[1], no_persistence=False, history_size=10, keep_history="30d"))
+queue = PromptQueue(types.SimpleNamespace(queue_updated=lambda: None, send_sync=lambda *event: None))
+ledger.attach(queue)
+ledger.next_number()
+recover(ledger, queue)
+queue.put((1, "new", {}, {}, ["1"]))
+queue.finish(queue.get(0)[1], {"outputs": {}}, ("success", True, []))
+print(json.dumps([ledger.health(), ledger.find("new").state, list(queue.history)]))
+ledger.close()
+"""
+
+
+@pytest.fixture
+def open_folder():
+    """A folder that everybody may look into; those of pytest are its user's."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        yield Path(folder)
+        os.chmod(folder, 0o755)
+
+
+@pytest.mark.parametrize(
+    "rights",
+    [{"x.jobs.db": 0o444}, {"x.jobs.db.lock": 0o444}, {"x.jobs.db": 0o000}, {".": 0o555}, {".": 0o000}],
+    ids=str,
+)
+def test_a_file_that_may_not_be_written(open_folder, rights):
+    path = open_folder / "x.jobs.db"
+    ledger = open_ledger(arguments(f"sqlite:///{open_folder}/x.db"))
+    queue = PromptQueue(types.SimpleNamespace(queue_updated=lambda: None, send_sync=lambda *event: None))
+    ledger.attach(queue)
+    queue.put((1, "old", {}, {}, ["1"]))
+    ledger.close()
+    for file in open_folder.iterdir():
+        file.chmod(0o666)
+    before = path.read_bytes()
+    for name, mode in rights.items():
+        (open_folder / name).chmod(mode)
+    command = [sys.executable, "-c", WITHOUT_RIGHTS, f"sqlite:///{open_folder}/x.db"]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    health, state, history = json.loads(found.stdout)
+    assert health["state"] == "degraded" and not health["persistent"] and health["store"] == "memory"
+    assert "x.jobs.db" in health["problem"] and health["problem"] in found.stderr
+    assert state == "completed" and history == ["new"]
+    open_folder.chmod(0o755)
+    path.chmod(0o644)
+    assert path.read_bytes() == before
 
 
 def test_a_locked_file(tmp_path, monkeypatch):
