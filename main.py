@@ -48,6 +48,8 @@ def prepare_environment() -> None:
         others = [str(i) for i in range(32) if i != args.default_device]
         order = ",".join([str(args.default_device), *others])
         os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["HIP_VISIBLE_DEVICES"] = order
+    if args.oneapi_device_selector is not None:
+        os.environ["ONEAPI_DEVICE_SELECTOR"] = args.oneapi_device_selector
     if args.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if args.cuda_malloc:

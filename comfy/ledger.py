@@ -113,10 +113,10 @@ class Ledger:
         self.counters.evictions += 1
         self._note("evict", record, freed, by)
 
-    def shrunk(self, model: torch.nn.Module, loaded: int, freed: int, by: str) -> None:
-        """Some layers of a model were taken off; `loaded` bytes of it are left."""
+    def shrunk(self, model: torch.nn.Module, loaded: int, freed: int, pinned: int, by: str) -> None:
+        """Some layers of a model were taken off; `loaded` bytes of it are left, and `pinned` wait page-locked."""
         record = self.record(model)
-        record.loaded_bytes = loaded
+        record.loaded_bytes, record.pinned_bytes = loaded, pinned
         self._note("shrink", record, freed, by)
 
     def _note(self, what: str, record: ModelRecord, size: int, by: str | None) -> None:

@@ -95,9 +95,11 @@ class LoadedModel:
         moved, now = counters.copied_bytes - before, self.model_loaded_memory()
         if moved or was_loaded != now or self.fresh:  # a model that is streamed as a whole moves nothing here
             self.fresh = False
-            place = getattr(patcher.model, "placement", None)
-            pinned = 0 if place is None else place.pinned_bytes()
-            ledger_of(self.device).loaded(patcher.model, self.model_memory(), now, moved, pinned)
+            ledger_of(self.device).loaded(patcher.model, self.model_memory(), now, moved, self._pinned_bytes())
+
+    def _pinned_bytes(self) -> int:
+        place = getattr(self.real_model, "placement", None)
+        return 0 if place is None else place.pinned_bytes()
 
     def give_way_in_part(self, size: int, by: str) -> bool:
         """Take layers of at least `size` bytes off the device, if that leaves a good part of the model there; the model
@@ -107,7 +109,7 @@ class LoadedModel:
         if patcher is None or size > loaded * LARGEST_PART or memory_of(self.device).is_host:
             return False
         freed = patcher.partially_unload(HOST, size)
-        ledger_of(self.device).shrunk(patcher.model, self.model_loaded_memory(), freed, by)
+        ledger_of(self.device).shrunk(patcher.model, self.model_loaded_memory(), freed, self._pinned_bytes(), by)
         return freed >= size
 
     def unload(self, by: str = "a request to unload it") -> None:

@@ -67,5 +67,6 @@ def to_dtype(weight: Tensor, dtype: torch.dtype) -> Tensor:
     """`weight` in `dtype`; what float8 cannot hold becomes its largest number, not NaN."""
     if dtype.itemsize == 1 and dtype.is_floating_point:
         limit = torch.finfo(dtype).max
-        weight = weight.clamp(-limit, limit)
+        if limit < torch.finfo(weight.dtype).max:  # float8_e8m0fnu holds more than float16
+            weight = weight.clamp(-limit, limit)
     return weight.to(dtype)

@@ -14,6 +14,7 @@ from comfy.cli_args import args, finish, parser
 from comfy.device_memory import ASYNC_STREAMS, GB, CudaMemory
 from tests.memory.conftest import HOST, PAPER
 from tests.networks.checkpoints import write
+from tests.networks.golden import Golden
 
 GPU = torch.device("cuda", 0)
 
@@ -133,6 +134,53 @@ def test_visible_devices(flags, monkeypatch, given, visible):
     assert os.environ["CUDA_VISIBLE_DEVICES"].startswith(visible)
 
 
+@pytest.mark.parametrize(
+    ("given", "before", "expected"),
+    [
+        (["--cuda-malloc"], None, "backend:cudaMallocAsync"),
+        (["--cuda-malloc"], "max_split_size_mb:64", "max_split_size_mb:64,backend:cudaMallocAsync"),
+        (["--cuda-malloc"], "backend:native", "backend:native"),
+        (["--disable-cuda-malloc"], None, None),
+    ],
+)
+def test_the_allocator(flags, monkeypatch, given, before, expected):
+    name = "PYTORCH_CUDA_ALLOC_CONF"
+    monkeypatch.setattr(os, "environ", {} if before is None else {name: before})
+    flags(*given)
+    main.prepare_environment()
+    assert os.environ.get(name) == expected
+
+
+def test_devices_of_oneapi(flags, monkeypatch):
+    monkeypatch.setattr(os, "environ", {})
+    flags("--oneapi-device-selector", "level_zero:1")
+    main.prepare_environment()
+    assert os.environ["ONEAPI_DEVICE_SELECTOR"] == "level_zero:1"
+
+
+@pytest.mark.parametrize("forced", [True, False])
+def test_copies_that_do_not_wait(flags, monkeypatch, forced):
+    flags(*(["--force-non-blocking"] if forced else []))
+    asked = []
+    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, *_, **kwargs: asked.append(kwargs["non_blocking"]))
+    CudaMemory(GPU).put(torch.zeros(2))
+    assert asked == [forced] and devices.device_supports_non_blocking(HOST) == forced
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_torch_files_are_mapped(flags, monkeypatch, tmp_path, mapped):
+    import comfy.weights
+
+    flags(*(["--mmap-torch-files"] if mapped else []))
+    torch.save({"a": torch.ones(3)}, tmp_path / "a.pt")
+    load, asked = torch.load, []
+    monkeypatch.setattr(
+        torch, "load", lambda *a, **kwargs: asked.append(bool(kwargs.get("mmap"))) or load(*a, **kwargs)
+    )
+    assert torch.equal(comfy.weights.load_torch_file(str(tmp_path / "a.pt"))["a"], torch.ones(3))
+    assert asked == [mapped]
+
+
 UNET = [
     ("--fp32-unet", torch.float32),
     ("--fp64-unet", torch.float64),
@@ -149,6 +197,30 @@ UNET = [
 def test_the_diffusion_models_format(flags, flag, dtype):
     flags(flag)
     assert devices.unet_dtype(HOST, weight_dtype=torch.float16) == dtype
+
+
+def _first_matrix(network: torch.nn.Module) -> torch.nn.Parameter:
+    return next(p for name, p in network.named_parameters() if name.endswith("weight") and p.ndim >= 2)
+
+
+@pytest.mark.parametrize(("flag", "dtype"), UNET)
+def test_a_diffusion_model_is_kept_in_it(monkeypatch, tmp_path, flag, dtype):
+    """Computed in float32 on a CPU, unless the flag asks for a format that is computed in everywhere."""
+    monkeypatch.setattr(args, "fp16_unet", flag == "--force-fp16")
+    monkeypatch.setattr(args, flag.removeprefix("--").replace("-", "_"), True)
+    file = write(tmp_path / "c.safetensors", "unet", "vae")
+    model, *_ = comfy.sd.load_checkpoint_guess_config(file, output_clip=False, output_vae=False)
+    assert _first_matrix(model.model.diffusion_model).dtype == dtype
+    norm = model.model.diffusion_model.input_blocks[1][0].in_layers[0].weight
+    assert norm.dtype == (torch.float16 if dtype.itemsize == 1 else dtype)
+    as_it_is = {"--fp64-unet": torch.float64, "--force-fp16": torch.float16}
+    assert model.model.get_dtype_inference() == as_it_is.get(flag, torch.float32)
+    if dtype != torch.float8_e8m0fnu:  # it knows no signs
+        golden = Golden("unet_sd1")
+        management.load_models_gpu([model])
+        with torch.inference_mode():
+            out = model.model.apply_model(golden.inputs["x"], torch.ones(2), c_crossattn=golden.inputs["context"])
+        assert torch.isfinite(out).all() and out.dtype == torch.float32
 
 
 def test_forced_float32(flags):
@@ -170,6 +242,29 @@ def test_forced_float16(flags):
 def test_the_autoencoders_format(flags, flag, dtype):
     flags(flag)
     assert devices.vae_dtype(HOST, [torch.bfloat16, torch.float32]) == dtype
+
+
+VAE = [
+    ("--fp16-vae", torch.float16),
+    ("--bf16-vae", torch.bfloat16),
+    ("--fp32-vae", torch.float32),
+    ("--cpu-vae", torch.float32),
+]
+
+
+@pytest.mark.parametrize(("flag", "dtype"), VAE)
+def test_an_autoencoder_computes_in_it(monkeypatch, flag, dtype):
+    from comfy.vae.vae import VAE as Autoencoder
+
+    monkeypatch.setattr(args, flag.removeprefix("--").replace("-", "_"), True)
+    golden = Golden("vae_kl4")
+    vae = Autoencoder(sd=golden.module_weights())
+    seen = []
+    decode = vae.first_stage_model.decode
+    monkeypatch.setattr(vae.first_stage_model, "decode", lambda x: seen.append(x.dtype) or decode(x))
+    with torch.inference_mode():
+        pixels = vae.decode(golden.inputs["latent"])
+    assert seen == [dtype] and pixels.dtype == torch.float32 and torch.isfinite(pixels).all()
 
 
 TEXT = [

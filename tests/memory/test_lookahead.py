@@ -106,6 +106,17 @@ def test_the_flag(monkeypatch, given, expected):
     assert lookahead.wanted_by_default() == expected
 
 
+def test_a_gpu_makes_it_the_default(monkeypatch):
+    import torch
+
+    import comfy.model_management
+
+    monkeypatch.setattr(args, "prefetch", None)
+    for kind, expected in (("cuda", True), ("mps", False)):
+        monkeypatch.setattr(comfy.model_management, "get_torch_device", lambda kind=kind: torch.device(kind, 0))
+        assert lookahead.wanted_by_default() == expected
+
+
 def test_reading_ahead(files):
     size = os.path.getsize(files["a"])
     assert page_cache.read_ahead(files["a"]) == size

@@ -3,6 +3,7 @@
 import sys
 import threading
 import types
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +19,8 @@ from comfy.model_patcher import ModelPatcher
 from comfy_execution import faults
 from tests.engine.engine_kit import BASIC, FakeServer, Runner, n, node, wait_for
 from tests.memory.conftest import HOST, PAPER
-from workers.local import PromptWorker
+from workers.local import EXIT_DEVICE_LOST, PromptWorker
+from workers.watchdog import EXIT_STUCK
 
 SIZE = 100 * MB
 
@@ -197,6 +199,12 @@ def test_a_lost_device_ends_the_worker_and_keeps_the_queue(classes):
     assert [entry.prompt_id for entry in queue.queue] == ["second"] and queue.running_ids() == []
     worker.revive()
     assert not worker.is_alive()
+
+
+def test_the_exit_statuses_are_documented():
+    text = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    for status in (EXIT_DEVICE_LOST, EXIT_STUCK):
+        assert f"\n| {status} |" in text
 
 
 def test_models_leave_when_nobody_comes(classes, device):

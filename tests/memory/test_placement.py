@@ -7,14 +7,17 @@ import pytest
 import torch
 from torch import nn
 
+import comfy.device_memory
+import comfy.devices
 import comfy.loaded_models
 import comfy.model_management
 import comfy.ops
 import comfy.utils
 from comfy.device_memory import MB, SimulatedMemory, memory_of, simulated
-from comfy.ledger import Counters, totals
+from comfy.ledger import Counters, ledger_of, totals
 from comfy.model_patcher import ModelPatcher
 from comfy.placement import units_of
+from comfy.system_memory import SystemMemory
 from tests.memory.conftest import HOST, PAPER
 from tests.networks.golden import Golden
 
@@ -265,3 +268,116 @@ def test_backups_as_packs_make_them(device, unet):
     comfy.model_management.unload_all_models()
     assert all(torch.equal(value, before[name]) for name, value in unet.model.state_dict().items())
     assert device.used == 0
+
+
+def test_the_least_recently_used_go_first(device):
+    """Three that were used in turn, and a fourth that needs the room of two."""
+    kinds = [type(name, (nn.Sequential,), {}) for name in ("First", "Second", "Third", "Fourth")]
+    models = [kind(*(comfy.ops.manual_cast.Linear(256, 256, bias=False) for _ in range(4))) for kind in kinds]
+    one, two, three, four = (ModelPatcher(model, PAPER, HOST) for model in models)
+    size = one.model_size()
+    device.size = 3 * size
+    load(one)
+    load(two)
+    load(three)
+    load(one)
+    load(four, memory_required=int(0.8 * size))
+    assert [p.loaded_size() for p in (one, two, three, four)] == [size, 0, 0, size]
+    book = ledger_of(PAPER)
+    assert [book.record(p.model).evicted_by for p in (one, two, three)] == [None, "Fourth", "Fourth"]
+    evicted = [event["model"] for event in book.events if event["event"] == "evict"]
+    assert evicted[-2:] == ["Second", "Third"]
+    times = [book.record(p.model).last_use for p in (two, three, one, four)]
+    assert times == sorted(times)
+
+
+class Pinning(SimulatedMemory):
+    """A device with page-locked memory; notes the address of all that is copied to it."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size, PAPER)
+        self.copied: list[int] = []
+
+    def pin(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.clone()
+
+    def put(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.copied.append(tensor.data_ptr())
+        return super().put(tensor)
+
+
+@pytest.fixture
+def pinning(device):
+    with simulated(Pinning(device.size)) as memory:
+        yield memory
+
+
+def test_waiting_layers_are_page_locked_and_counted(pinning, unet):
+    load(unet)
+    whole = run(unet)
+    record = ledger_of(PAPER).record(unet.model)
+    assert record.pinned_bytes == 0
+    comfy.loaded_models.current_loaded_models[0].give_way_in_part(unet.model_size() // 2, "a test")
+    assert record.pinned_bytes == unet.model_size() - unet.loaded_size() > 0
+    assert torch.equal(run(unet), whole)
+    unet.cleanup()
+    comfy.model_management.unload_all_models()
+    assert record.pinned_bytes == 0 and unet.model.placement.pinned_bytes() == 0
+
+
+def test_the_next_layer_is_on_its_way_before_it_is_called(pinning, unet, monkeypatch):
+    monkeypatch.setattr("comfy.devices.vram_state", comfy.model_management.VRAMState.NO_VRAM)
+    load(unet)
+    streamed = [layer for layer in unet.model.modules() if getattr(layer, "streamer", None) is not None]
+    late = []
+
+    def called(layer, _args):
+        if layer.weight.data_ptr() not in pinning.copied:
+            late.append(layer)
+
+    hooks = [layer.register_forward_pre_hook(called) for layer in streamed]
+    run(unet)
+    first, late[:] = len(late), []
+    pinning.copied.clear()
+    run(unet)
+    for hook in hooks:
+        hook.remove()
+    assert first > 0.9 * len(streamed) and len(late) <= 1  # the order is known after one run
+    unet.cleanup()
+
+
+def test_reserved_memory_is_left_free(unet, monkeypatch):
+    reserve = unet.model_size() // 2
+    monkeypatch.setattr("comfy.loaded_models.minimum_inference_memory", lambda: 0)
+    for flag, left in (("reserve_vram", reserve), ("vram_headroom", reserve)):
+        monkeypatch.setattr(comfy.devices.args, "reserve_vram", 0)
+        monkeypatch.setattr(comfy.devices.args, flag, left / 1024**3)
+        with simulated(SimulatedMemory(unet.model_size() + reserve // 2, PAPER)) as memory:
+            load(unet)
+            assert memory.free() >= left and 0 < unet.loaded_size() < unet.model_size(), flag
+            comfy.model_management.unload_all_models()
+        monkeypatch.setattr(comfy.devices.args, flag, 0)
+
+
+@pytest.fixture
+def container(monkeypatch):
+    """A container that allows 8 MB of RAM, of which 6 are left."""
+    monkeypatch.setattr("comfy.device_memory.system_memory", lambda: SystemMemory(8 * MB, 6 * MB))
+    comfy.device_memory._available_ram.cache_clear()
+    yield
+    comfy.device_memory._available_ram.cache_clear()
+
+
+def test_a_containers_limit_is_the_hosts_memory(container):
+    host = memory_of(HOST)
+    assert (host.total(), host.free()) == (8 * MB, 6 * MB)
+
+
+def test_page_locked_memory_is_half_of_it_at_most(container, monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor.clone())
+    memory = comfy.device_memory.CudaMemory(torch.device("cuda", 0))
+    tensors = [torch.zeros(3 * MB // 2, dtype=torch.uint8) for _ in range(4)]
+    pinned = [memory.pin(tensor) for tensor in tensors]
+    assert [a is not b for a, b in zip(pinned, tensors)] == [True, True, False, False]
+    del pinned
+    assert memory.pin(tensors[0]) is not tensors[0]  # given back
