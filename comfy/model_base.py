@@ -42,6 +42,7 @@ _FAMILIES = {
     ),
     "comfy.denoisers.transformer": ("AuraFlow", "HiDream", "Lumina2", "PixArt", "PixArtAlpha", "QwenImage", "SD3"),
     "comfy.denoisers.flux": ("Chroma", "Flux", "Flux2"),
+    "comfy.denoisers.wan": ("WAN21", "WAN22"),
     "comfy.denoisers.zero123": ("Stable_Zero123",),
     "comfy.denoisers.unclip": ("CLIPEmbeddingNoiseAugmentation", "SD21UNCLIP"),
 }
@@ -60,6 +61,10 @@ class WeightsMismatch(ValueError):
 
 class MissingConditioning(ValueError):
     """A conditioning lacks a value that the model cannot do without."""
+
+
+class UnfitConditioning(ValueError):
+    """A conditioning brings a value that is not of the shape the model takes."""
 
 
 class BaseModel(nn.Module):
@@ -145,6 +150,7 @@ class BaseModel(nn.Module):
             network_input = torch.cat([network_input, c_concat.to(network_input)], dim=1)
         timestep = self.model_sampling.timestep(t).float()
         context = None if c_crossattn is None else _cast_floats(c_crossattn, x.device, dtype)
+        timestep = self.process_timestep(timestep, x=x, **kwargs)
         extra = {name: _cast_floats(value, x.device, dtype) for name, value in kwargs.items()}
         if self._may_be_compiled(x.device, options, control):
             network = comfy.fast_network.compiled(self.diffusion_model)
@@ -164,6 +170,11 @@ class BaseModel(nn.Module):
             **extra,
         )
         return self.model_sampling.calculate_denoised(t, output.float(), x)
+
+    def process_timestep(self, timestep: Tensor, **kwargs: Any) -> Tensor:
+        """What the network is told of the noise level, from the timestep [batch]. kwargs: the latent as `x`, and the
+        conditioning of the evaluation."""
+        return timestep
 
     def _may_be_compiled(self, device: torch.device, options: Mapping[str, Any], control: Any) -> bool:
         if not comfy.fast_network.wanted(device) or not comfy.fast_network.is_plain(options, control):

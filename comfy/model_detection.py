@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from comfy.models import auraflow, chroma, flux, flux2, hidream, lumina2, mmdit, pixart, qwen_image, unet
+from comfy.models import auraflow, chroma, flux, flux2, hidream, lumina2, mmdit, pixart, qwen_image, unet, wan
 
 Detector = Callable[[Mapping[str, Tensor], str], dict[str, Any] | None]
 
@@ -94,6 +94,23 @@ _FLUX_FRAME = ("double_blocks.0.img_attn.qkv.weight", "img_in.weight", "txt_in.w
 
 _PIXART = ("blocks.0.cross_attn.kv_linear.weight", "t_block.1.weight", "y_embedder.y_embedding")
 
+# Where Wan's networks have their matrices. Others of the name take sounds, faces or poses in further places.
+_WAN_PARTS = {
+    *("blocks", "head", "img_emb", "patch_embedding", "ref_conv"),
+    *("text_embedding", "time_embedding", "time_projection"),
+}
+
+
+def detect_wan(state_dict: Mapping[str, Tensor], prefix: str) -> dict[str, Any] | None:
+    """Wan 2.1 and 2.2 and what differs from them in channels alone."""
+    if any(prefix + mark not in state_dict for mark in ("head.modulation", "blocks.0.self_attn.norm_q.weight")):
+        return None
+    own = {k[len(prefix) :]: v for k, v in state_dict.items() if k.startswith(prefix)}
+    if any(v.ndim > 1 and k.partition(".")[0] not in _WAN_PARTS for k, v in own.items()):
+        return None
+    return _as_dict("wan2.1", wan.config_from_state_dict(own))
+
+
 detectors: list[Detector] = [
     detect_sd_unet,
     transformer_detector("mmdit", mmdit, ["joint_blocks.0.context_block.attn.qkv.weight", "pos_embed"]),
@@ -109,6 +126,7 @@ detectors: list[Detector] = [
     transformer_detector(
         "hidream", hidream, ["caption_projection.0.linear.weight", "p_embedder.pooled_embedder.linear_1.weight"]
     ),
+    detect_wan,
 ]
 
 

@@ -18,9 +18,10 @@ from comfy.denoisers import flux as flux_denoisers
 from comfy.denoisers import transformer as transformer_denoisers
 from comfy.denoisers import unclip as unclip_denoisers
 from comfy.denoisers import unet as unet_denoisers
+from comfy.denoisers import wan as wan_denoisers
 from comfy.denoisers import zero123 as zero123_denoisers
 from comfy.model_sampling import ModelType
-from comfy.models import auraflow, chroma, flux, flux2, hidream, lumina2, mmdit, pixart, qwen_image
+from comfy.models import auraflow, chroma, flux, flux2, hidream, lumina2, mmdit, pixart, qwen_image, wan
 from comfy.supported_models_base import BASE, ClipTarget, Network
 from comfy.text_encoders import families as text_families
 from comfy.text_encoders.checkpoint_layouts import (
@@ -453,6 +454,50 @@ class HiDream(TransformerFamily):
         return text_families.HIDREAM
 
 
+class WAN21_T2V(TransformerFamily):
+    """Wan 2.1 from a text, and Wan 2.2 14B, which sees pictures only beside the latent."""
+
+    unet_config = {"image_model": "wan2.1", "model_type": "t2v"}
+    text_encoders = ("umt5xxl",)
+    network = Network(wan.Wan, wan.WanConfig)
+    base_model = wan_denoisers.WAN21
+    latent_format = comfy.latent_formats.Wan21
+    sampling_settings = {"shift": 8.0}
+
+    # The published models' factors at their widths.
+    MEMORY_PER_CHANNEL = 1 / 2222
+
+    def __init__(self, unet_config: Mapping[str, Any]):
+        super().__init__(unet_config)
+        self.memory_usage_factor = self.unet_config.get("dim", 2000) * self.MEMORY_PER_CHANNEL
+
+    def model_type(self, state_dict: Mapping[str, Tensor], prefix: str = "") -> ModelType:
+        return ModelType.FLOW
+
+    def clip_target(self, state_dict: Mapping[str, Tensor] | None = None) -> ClipTarget:
+        return text_families.WAN
+
+
+class WAN21_I2V(WAN21_T2V):
+    """Wan 2.1 from a picture, or from a first and a last one."""
+
+    unet_config = {"image_model": "wan2.1", "model_type": "i2v", "in_dim": 36}
+
+
+class WAN21_FunControl2V(WAN21_T2V):
+    """Wan 2.1 Fun Control: a video that controls and a picture beside the latent."""
+
+    unet_config = {"image_model": "wan2.1", "model_type": "i2v", "in_dim": 48}
+
+
+class WAN22_T2V(WAN21_T2V):
+    """Wan 2.2 5B: from a text, or from frames in the latent."""
+
+    unet_config = {"image_model": "wan2.1", "model_type": "t2v", "out_dim": 48}
+    base_model = wan_denoisers.WAN22
+    latent_format = comfy.latent_formats.Wan22
+
+
 # Special cases before the general ones.
 models: list[Any] = [
     SD_X4Upscaler,
@@ -482,4 +527,8 @@ models: list[Any] = [
     ZImage,
     QwenImage,
     HiDream,
+    WAN22_T2V,
+    WAN21_T2V,
+    WAN21_I2V,
+    WAN21_FunControl2V,
 ]

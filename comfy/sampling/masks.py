@@ -12,19 +12,17 @@ class KeepUnmasked:
     """Inpainting around a denoiser: outside the mask the latent stays what it was.
 
     Before each evaluation x is replaced there by the clean latent noised to the present sigma (always with
-    the run's first noise), after it the prediction by the clean latent.
+    the run's first noise; models may want it as it is), after it the prediction by the clean latent.
     """
 
-    def __init__(self, model_sampling: Any, latent_image: Tensor, noise: Tensor) -> None:
-        self.model_sampling = model_sampling
+    def __init__(self, model: Any, latent_image: Tensor, noise: Tensor) -> None:
+        self.model = model
         self.latent_image = latent_image
         self.noise = noise
 
     def before(self, x: Tensor, sigma: Tensor, mask: Tensor) -> Tensor:
         """x with the protected part noised anew to `sigma` [batch]."""
-        protected = self.model_sampling.noise_scaling(
-            sigma.reshape([sigma.shape[0]] + [1] * (self.noise.ndim - 1)), self.noise, self.latent_image
-        )
+        protected = self.model.scale_latent_inpaint(x=x, sigma=sigma, noise=self.noise, latent_image=self.latent_image)
         return torch.lerp(protected, x, mask.to(x.dtype))
 
     def after(self, denoised: Tensor, mask: Tensor) -> Tensor:

@@ -43,7 +43,7 @@ class KSamplerX0Inpaint:
         if "denoise_mask_function" in options:
             extra = {"model": self.inner_model, "sigmas": self.sigmas}
             denoise_mask = options["denoise_mask_function"](sigma, denoise_mask, extra_options=extra)
-        keep = KeepUnmasked(self.inner_model.inner_model.model_sampling, self.latent_image, self.noise)
+        keep = KeepUnmasked(self.inner_model.inner_model, self.latent_image, self.noise)
         x = keep.before(x, sigma, denoise_mask)
         return keep.after(self.inner_model(x, sigma, model_options=options, seed=seed), denoise_mask)
 

@@ -22,7 +22,7 @@ TABLES = {
     "qwen_image": "qwen_image",
     "hunyuan_video": None,
     "ltxv": None,
-    "wan21_t2v_1_3b": None,
+    "wan21_t2v_1_3b": "wan21_t2v_1_3b",
 }
 MAPS = {
     "sd15_unet": "sd15",

@@ -20,6 +20,7 @@ FAMILIES = {
     "lumina2": "z_image",
     "qwen_image": "qwen_image_edit",
     "hidream": "hidream",
+    "wan": "wan22_5b_frame_t",
 }
 
 

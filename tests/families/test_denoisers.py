@@ -1,5 +1,7 @@
 """The model around each family's network: recorded denoised latents, and what conditioning brings into it."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -8,9 +10,10 @@ import comfy.conds
 import comfy.latent_formats
 import comfy.model_base
 from comfy.denoisers.flux import Flux
-from comfy.model_base import MissingConditioning
+from comfy.model_base import MissingConditioning, UnfitConditioning
 from comfy.models import dit
-from comfy.supported_models import SDXL, SDXL_instructpix2pix, SDXLRefiner
+from comfy.models.wan import WanConfig
+from comfy.supported_models import SDXL, WAN21_T2V, SDXL_instructpix2pix, SDXLRefiner
 from comfy.supported_models_base import BASE
 from tests.families.models import conds, family_model
 from tests.networks.golden import DATA, LIMIT, Golden, error
@@ -20,6 +23,7 @@ GOLDENS = [
     *("mmdit_sd3", "mmdit_sd3_odd", "mmdit_sd35_large", "mmdit_sd35_medium"),
     *("flux_dev", "flux_dev_odd", "flux_schnell", "flux_kontext_ref", "flux2", "flux2_ref", "chroma"),
     *("auraflow", "pixart_sigma", "lumina2", "lumina2_mask", "z_image", "qwen_image", "qwen_image_edit", "hidream"),
+    *("wan21_t2v", "wan22_5b_frame_t"),
 ]
 
 
@@ -183,6 +187,105 @@ def test_hidream_takes_llama_too():
         family_model(Golden("hidream")), pooled_output=torch.ones(1, 32), conditioning_llama3=torch.ones(1, 2, 11, 24)
     )
     assert sorted(made) == ["encoder_hidden_states_llama3", "y"]
+
+
+# --- Wan
+
+
+def wan_model(in_dim: int, **config):
+    """Wan's model around a network that is nothing but its configuration."""
+    model = WithoutNetwork(WAN21_T2V, dim=64, **config)
+    model.diffusion_model = SimpleNamespace(config=WanConfig(in_dim=in_dim))
+    return model
+
+
+def beside(model, frames: int = 3, **conditioning) -> torch.Tensor | None:
+    """What goes beside two latents of 4 x 6 cells."""
+    noise = torch.zeros(2, model.latent_format.latent_channels, frames, 4, 6)
+    return model.concat_cond(noise=noise, device=noise.device, **conditioning)
+
+
+def test_wan_from_a_text_takes_the_latent_alone():
+    assert beside(wan_model(16), concat_latent_image=torch.ones(1, 16, 3, 4, 6)) is None
+
+
+def test_wan_sees_which_frames_are_given_then_their_latents():
+    model = wan_model(36)
+    mask = torch.ones(1, 1, 2, 4, 6)
+    mask[:, :, 0] = 0.0
+    image = torch.randn(1, 16, 3, 4, 6, generator=torch.Generator().manual_seed(0))
+    out = beside(model, concat_latent_image=image, concat_mask=mask)
+    assert out.shape == (2, 20, 3, 4, 6)
+    assert (out[:, :4, 0] == 1).all()
+    # The mask says nothing about the third frame: it is to be made, too.
+    assert not out[:, :4, 1:].any()
+    assert torch.allclose(out[:, 4:], model.process_latent_in(image).expand(2, -1, -1, -1, -1))
+    # No picture: nothing is given, whatever the mask says.
+    assert not beside(model, concat_mask=mask).any()
+    # The mask of the sampler counts where the conditioning has none; without any, nothing is known to be given.
+    assert torch.equal(beside(model, concat_latent_image=image, denoise_mask=mask)[:, :4], out[:, :4])
+    assert not beside(model, concat_latent_image=image)[:, :4].any()
+
+
+def test_wan_masks_of_pixel_frames_stay_four():
+    mask = torch.ones(1, 4, 3, 4, 6)
+    mask[:, 2, 1] = 0.0
+    out = beside(wan_model(36), concat_latent_image=torch.zeros(1, 16, 3, 4, 6), concat_mask=mask)
+    assert (out[:, 2, 1] == 1).all() and out[:, :4].sum() == 2 * 4 * 6
+
+
+def test_wan_controls_are_latents_side_by_side():
+    model = wan_model(48)
+    image = torch.randn(1, 32, 3, 4, 6, generator=torch.Generator().manual_seed(0))
+    out = beside(model, concat_latent_image=image, concat_mask=torch.zeros(1, 4, 3, 4, 6))
+    for part, recorded in zip(out.split(16, dim=1), image.split(16, dim=1)):
+        assert torch.allclose(part, model.process_latent_in(recorded).expand(2, -1, -1, -1, -1))
+    # Wan 2.2's has a mask between control and picture.
+    masked = beside(
+        wan_model(52), concat_latent_image=image, concat_mask=torch.zeros(1, 4, 3, 4, 6), concat_mask_index=16
+    )
+    assert (masked[:, 16:20] == 1).all()
+    assert torch.equal(torch.cat([masked[:, :16], masked[:, 20:]], dim=1), out)
+
+
+def test_wan_picture_of_another_size_is_fitted_and_other_frames_are_told():
+    assert beside(wan_model(36), concat_latent_image=torch.zeros(1, 16, 3, 8, 8)).shape == (2, 20, 3, 4, 6)
+    with pytest.raises(UnfitConditioning, match=r"20 channels and 3 frames beside its latent.* brings 20 and 5"):
+        beside(wan_model(36), concat_latent_image=torch.zeros(1, 16, 5, 4, 6))
+    with pytest.raises(UnfitConditioning, match=r"32 channels .* brings 16"):
+        beside(wan_model(48), concat_latent_image=torch.zeros(1, 16, 3, 4, 6))
+
+
+def test_wan_looks_at_pictures_and_frames():
+    model = family_model(Golden("wan21_t2v"))
+    seen = SimpleNamespace(penultimate_hidden_states=torch.ones(1, 257, 1280))
+    latents = [torch.zeros(1, 16, 1, 8, 12), torch.ones(1, 16, 1, 8, 12)]
+    made = conds(model, clip_vision_output=seen, time_dim_concat=latents[1], reference_latents=latents)
+    assert sorted(made) == ["clip_fea", "reference_latent", "time_dim_concat"]
+    scaled = model.process_latent_in(latents[1])
+    assert torch.equal(made["time_dim_concat"], scaled) and torch.equal(made["reference_latent"], scaled[:, :, 0])
+
+
+def test_wan22_frames_that_are_given_are_at_timestep_zero():
+    """The recorded network with a timestep for each frame."""
+    golden = Golden("wan22_5b_frame_t")
+    model = family_model(golden)
+    x, sigma, context = (golden.inputs[k] for k in ("x", "sigma", "context"))
+    mask = torch.ones_like(x)
+    mask[:, :, 0] = 0.0
+    made = model.extra_conds(noise=x, device=x.device, denoise_mask=mask)
+    out = model.apply_model(x, sigma, c_crossattn=context, denoise_mask=made["denoise_mask"].cond)
+    assert error(out, x - sigma * golden.out["raw"]) < LIMIT
+    # Half of a frame: half its noise.
+    mask[:, :, 1, :3] = 0.0
+    told = model.process_timestep(torch.tensor([900.0]), denoise_mask=mask)
+    assert told.tolist() == [[0.0, 450.0, 900.0]]
+    # What is given stays free of noise.
+    clean = torch.ones_like(x)
+    assert torch.equal(model.scale_latent_inpaint(x=x, sigma=sigma, noise=x, latent_image=clean), clean)
+
+
+# --- all
 
 
 def test_entries_of_one_run_are_batched():

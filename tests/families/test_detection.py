@@ -15,7 +15,7 @@ from tests.networks.golden import DATA, Golden
 DETECTED = json.loads(gzip.decompress((DATA / "detected.json.gz").read_bytes()))
 CHECKPOINTS = DETECTED["checkpoints"]
 # Families whose networks are not part of this program.
-OTHERS = ("cosmos", "hunyuan_video", "ltxv", "mochi", "svd", "wan")
+OTHERS = ("cosmos", "hunyuan_video", "ltxv", "mochi", "svd")
 NAMES = [name for name in CHECKPOINTS if not name.startswith(OTHERS)]
 # Values that are kept in another form here. `in_channels` of Chroma counts those of a latent cell, not of a patch.
 OTHER_FORM = {"attn_precision", "num_res_blocks"}
@@ -141,7 +141,10 @@ def test_sdxl_that_takes_a_picture(channels, family, concat):
 
 @pytest.mark.parametrize(
     "golden",
-    ["mmdit_sd3", "mmdit_sd35_large", "mmdit_sd35_medium", "flux_schnell", "flux_fill", "flux_dev", "flux2", "chroma"],
+    [
+        *("mmdit_sd3", "mmdit_sd35_large", "mmdit_sd35_medium", "flux_schnell", "flux_fill", "flux_dev", "flux2"),
+        *("chroma", "wan21_t2v", "wan22_5b_frame_t"),
+    ],
 )
 def test_small_files_are_of_their_family(golden):
     golden = Golden(golden)
@@ -153,3 +156,38 @@ def test_upscaler_and_video_unets_are_not_taken_for_sd2():
     sd = published("sd21_v")
     sd["model.diffusion_model.label_emb.weight"] = torch.empty(1000, 1280, device="meta")
     assert model_detection.model_config_from_unet(sd, "model.diffusion_model.") is None
+
+
+def wan(**extra: tuple[int, ...]) -> dict[str, torch.Tensor]:
+    """Wan 2.1 1.3B with further tensors."""
+    sd = published("wan21_t2v_1_3b")
+    return {
+        **sd,
+        **{k.replace("__", "."): torch.empty(v, device="meta", dtype=sd[WAN_PATCH].dtype) for k, v in extra.items()},
+    }
+
+
+WAN_PATCH = "patch_embedding.weight"
+
+
+def test_wan_with_a_reference_frame():
+    sd = wan(ref_conv__weight=(1536, 16, 2, 2), ref_conv__bias=(1536,))
+    sd[WAN_PATCH] = torch.empty(1536, 52, 1, 2, 2, device="meta", dtype=torch.float16)
+    model = comfy.sd.load_diffusion_model_state_dict(sd).model
+    assert type(model.model_config).__name__ == "WAN21_T2V"
+    config = model.diffusion_model.config
+    assert (config.in_dim, config.reference_channels) == (52, 16)
+
+
+def test_wan_fun_control():
+    sd = published("wan21_i2v_14b")
+    sd[WAN_PATCH] = torch.empty(5120, 48, 1, 2, 2, device="meta", dtype=torch.float16)
+    model = comfy.sd.load_diffusion_model_state_dict(sd).model
+    assert type(model.model_config).__name__ == "WAN21_FunControl2V"
+
+
+def test_wans_relatives_that_do_more_are_not_taken_for_it():
+    """They would load, and ignore what they are there for."""
+    assert comfy.sd.load_diffusion_model_state_dict(wan(audio_proj__layer__weight=(8, 8))) is None
+    # A marker that some files carry is no network.
+    assert comfy.sd.load_diffusion_model_state_dict(wan(scaled_fp8=(2,))) is not None

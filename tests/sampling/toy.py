@@ -125,6 +125,9 @@ class ToyModel(nn.Module):
     def process_latent_out(self, latent: Tensor) -> Tensor:
         return self.latent_format.process_out(latent)
 
+    def scale_latent_inpaint(self, sigma: Tensor, noise: Tensor, latent_image: Tensor, **kwargs: Any) -> Tensor:
+        return self.model_sampling.noise_scaling(per_item(sigma, noise), noise, latent_image)
+
     def memory_required(self, input_shape: Any, cond_shapes: Any = None) -> float:
         return 1.0 * math.prod(input_shape)
 
