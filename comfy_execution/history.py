@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-import orjson
-
 from comfy_execution import jsonbytes
 
 MAXIMUM_HISTORY_SIZE = 10_000
@@ -28,9 +26,16 @@ class HistoryEntry(dict):
         if self._json is None:
             parts = dict(self)
             if self.prompt_json is not None:
-                parts["prompt"] = orjson.Fragment(self.prompt_json)
-            self._json = jsonbytes.encode(parts)
+                parts.pop("prompt", None)
+                self._json = joined(self.prompt_json, jsonbytes.encode(parts))
+            else:
+                self._json = jsonbytes.encode(parts)
         return self._json
+
+
+def joined(prompt: bytes, rest: bytes) -> bytes:
+    """JSON of an entry, of the JSON of its prompt and of the object that the rest of it is."""
+    return b'{"prompt":%b%b' % (prompt, b"}" if rest == b"{}" else b"," + rest[1:])
 
 
 def json_of(record: Mapping[str, Any]) -> bytes:
@@ -54,6 +59,14 @@ class History(dict):
         """Forget entries of prompts that are to run anew."""
         for prompt_id in prompt_ids:
             self.pop(prompt_id, None)
+
+    def drop(self, prompt_id: str) -> None:
+        """Forget an entry, if there is one."""
+        self.pop(prompt_id, None)
+
+    def shows(self, prompt_id: str) -> bool:
+        """Whether there is an entry, as far as that can be told at once; of a history on disk it may be not."""
+        return prompt_id in self
 
     def is_at_hand(self, prompt_id: str) -> bool:
         """Whether looking for an id costs nothing; of a history on disk it may not be."""

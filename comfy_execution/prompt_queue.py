@@ -414,7 +414,7 @@ class PromptQueue(QueueControl):
     def delete_history_item(self, id_to_delete: str) -> None:
         """Forget one prompt."""
         with self.mutex:
-            self._history.pop(id_to_delete, None)
+            self._history.drop(id_to_delete)
 
     # --- flags for the worker -----------------------------------------------------------------------------
 

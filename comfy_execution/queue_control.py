@@ -213,7 +213,7 @@ class QueueControl:
 
     def _past(self, prompt_id: str) -> str:
         ending = any(attempt.prompt_id == prompt_id and attempt.settled for attempt in self._attempts.values())
-        return ALREADY_FINISHED if ending or prompt_id in self.history else UNKNOWN
+        return ALREADY_FINISHED if ending or self._history.shows(prompt_id) else UNKNOWN
 
     # --- telling owners --------------------------------------------------------------------------------------
 

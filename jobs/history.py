@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 
 from comfy_execution import jsonbytes
-from comfy_execution.history import HistoryEntry
+from comfy_execution.history import HistoryEntry, joined
 from jobs.store import JobStore, Payload
 from jobs.writer import Writer
 
@@ -55,7 +55,7 @@ class StoredHistory(MutableMapping[str, HistoryEntry]):
         encoded = jsonbytes.encode({key: value for key, value in record.items() if key != "prompt"})
         if record.prompt_json is None:
             record.prompt_json = jsonbytes.encode(record.get("prompt"))
-        record._json = _joined(record.prompt_json, encoded)
+        record._json = joined(record.prompt_json, encoded)
         with self._lock:
             self._writer.add("keep", prompt_id, encoded)
             self._ids.pop(prompt_id, None)
@@ -82,8 +82,16 @@ class StoredHistory(MutableMapping[str, HistoryEntry]):
             self._writer.settle()
             for payload in self._store().payloads(others).values():
                 if payload.result is not None:
-                    found[payload.id] = _joined(payload.entry, payload.result)
+                    found[payload.id] = joined(payload.entry, payload.result)
         return [(ident, found[ident]) for ident in prompt_ids if ident in found]
+
+    def drop(self, prompt_id: str) -> None:
+        """Forget an entry, if there is one, without a look at the disk: somebody holds a lock meanwhile."""
+        self._forget([prompt_id])
+
+    def shows(self, prompt_id: str) -> bool:
+        """Whether the listing has an entry. Never looks at the disk."""
+        return prompt_id in self._ids
 
     def is_at_hand(self, prompt_id: str) -> bool:
         """Whether it is known without the disk what there is of an id."""
@@ -163,9 +171,5 @@ def entry_of(payload: Payload) -> HistoryEntry:
     """The history entry of a stored job that has a result."""
     result = payload.result or b"{}"
     entry = HistoryEntry({"prompt": jsonbytes.decode(payload.entry), **jsonbytes.decode(result)})
-    entry.prompt_json, entry._json = payload.entry, _joined(payload.entry, result)
+    entry.prompt_json, entry._json = payload.entry, joined(payload.entry, result)
     return entry
-
-
-def _joined(prompt: bytes, rest: bytes) -> bytes:
-    return b'{"prompt":%b%b' % (prompt, b"}" if rest == b"{}" else b"," + rest[1:])

@@ -1,10 +1,12 @@
 """`queue.history` over a store: as packs use it, and no larger in memory than it should be."""
 
 import json
+import threading
 
 import pytest
 
 from comfy_execution.history import HistoryEntry
+from comfy_execution.queue_control import NotPending
 from jobs import history as stored
 from jobs.retention import CHECK_SECONDS, Retention, Rule, parse_rule
 
@@ -176,3 +178,40 @@ def test_a_clock_that_is_set_back_holds_nothing_up(clock):
     assert retention.is_due()
     clock[0] -= 365 * DAY
     assert retention.is_due() and not retention.is_due()
+
+
+def test_the_queue_is_not_held_up_by_a_slow_disk(live):
+    """Its lock is everybody's: what needs it must not wait for a commit, nor read."""
+    life = live(history_size=3)
+    for number in range(6):
+        life.run(str(number))
+    life.put("waits")
+    life.ledger.settle()
+    unknown = [*"01", "never"]  # ended long ago, or unknown: who asks by other ways finds out more
+    with life.ledger._writer._writing:  # a commit that takes long
+        life.put("new")
+        done = threading.Event()
+
+        def use():
+            assert life.queue.cancel([*unknown, "5", "waits"]) == {
+                **dict.fromkeys(unknown, "unknown"), "5": "already_finished", "waits": "cancelled"}  # fmt: skip
+            for ident in (*unknown, "5", "new"):
+                life.queue.delete_history_item(ident)
+            with pytest.raises(NotPending):
+                life.queue.move([*unknown, "4"], "front")
+            done.set()
+
+        threading.Thread(target=use, daemon=True).start()
+        assert done.wait(5)
+    life.crash()
+    again = live(history_size=3)
+    assert again.waiting() == ["new"] and list(again.queue.history) == ["2", "3", "4"]
+
+
+def test_an_entry_that_only_the_standard_encoder_can_express():
+    entry = HistoryEntry(prompt=[1, "a"], outputs={"1": {"text": ["half \ud83d"]}}, status=None)
+    entry.prompt_json = b'[1,"a"]'
+    assert json.loads(entry.json) == entry
+    empty = HistoryEntry(prompt=[1])
+    empty.prompt_json = b"[1]"
+    assert empty.json == b'{"prompt":[1]}'
