@@ -12,6 +12,7 @@ import contextlib
 import os
 from collections.abc import Sequence
 from enum import Enum
+from typing import Any
 
 import torch
 
@@ -146,6 +147,13 @@ def intermediate_device() -> torch.device:
 
 def intermediate_dtype() -> torch.dtype:
     return torch.float16 if args.fp16_intermediates else torch.float32
+
+
+def to_intermediate(value: Any) -> Any:
+    """A tensor (or nested tensor) of numbers as it passes between nodes: on the device for that, and with
+    `--fp16-intermediates` in float16; else in the dtype it has."""
+    dtype = {"dtype": torch.float16} if args.fp16_intermediates else {}
+    return value.to(device=intermediate_device(), **dtype)
 
 
 def _offload_device() -> torch.device:
@@ -339,6 +347,14 @@ def pick_weight_dtype(
 def force_upcast_attention_dtype() -> dict[torch.dtype, torch.dtype] | None:
     """Which dtypes attention is computed in instead of the given ones, None for no change."""
     return {torch.float16: torch.float32} if args.force_upcast_attention else None
+
+
+def attention_dtype(dtype: torch.dtype, wanted: torch.dtype | None) -> torch.dtype:
+    """What attention of inputs in `dtype` is computed in. wanted: what the model asks for, as half precision overflows
+    in some; `--dont-upcast-attention` does without."""
+    if args.dont_upcast_attention:
+        return dtype
+    return (force_upcast_attention_dtype() or {}).get(dtype, wanted or dtype)
 
 
 def pytorch_attention_enabled() -> bool:

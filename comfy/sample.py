@@ -59,7 +59,7 @@ def fix_empty_latent_channels(
 def _to_intermediate_device(samples: Any) -> Any:
     import comfy.model_management
 
-    return samples.to(comfy.model_management.intermediate_device())
+    return comfy.model_management.to_intermediate(samples)
 
 
 def sample(

@@ -162,7 +162,7 @@ def upscale(model: Any, images: Tensor) -> Tensor:
     else:
         comfy.model_management.load_models_gpu([patcher], memory_required=needed)
     try:
-        return _in_tiles(model, image, device).movedim(-3, -1)
+        return comfy.model_management.to_intermediate(_in_tiles(model, image, device)).movedim(-3, -1)
     finally:
         if patcher is None:
             model.to("cpu")

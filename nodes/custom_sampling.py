@@ -354,7 +354,7 @@ class SamplerCustomAdvanced(io.ComfyNode):
             disable_pbar=not comfy.utils.PROGRESS_BAR_ENABLED,
             seed=noise.seed,
         )
-        samples = samples.to(comfy.model_management.intermediate_device())
+        samples = comfy.model_management.to_intermediate(samples)
         return _finished(latent, samples, denoised, model)
 
 

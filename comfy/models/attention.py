@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import comfy.ops
+from comfy.devices import attention_dtype
 
 
 def exists(x: object) -> bool:
@@ -61,8 +62,9 @@ def attention_pytorch(
         while mask.ndim < 4:
             mask = mask.unsqueeze(0) if mask.ndim == 2 else mask.unsqueeze(1)
     dtype = v.dtype
-    if attn_precision is not None and dtype != attn_precision:
-        q, k, v = (t.to(attn_precision) for t in (q, k, v))
+    precision = attention_dtype(dtype, attn_precision)
+    if dtype != precision:
+        q, k, v = (t.to(precision) for t in (q, k, v))
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask).to(dtype)
     if skip_output_reshape:
         return out

@@ -179,7 +179,8 @@ class CLIP:
                 cond, pooled, *rest = model.encode_token_weights(tokens)
             finally:
                 self.patcher.release_hooks()
-        return cond, pooled, rest[0] if rest else {}
+        between = comfy.model_management.to_intermediate
+        return between(cond), None if pooled is None else between(pooled), rest[0] if rest else {}
 
     def load_model(self, tokens: Mapping[str, Any] | None = None) -> ModelPatcher:
         """Make the encoder ready to run."""

@@ -161,7 +161,7 @@ class VAE:
             # Outside the handler: the exception would keep the failed attempt's tensors alive.
             comfy.model_management.soft_empty_cache()
             pixels = self._decode_tiled(samples_in)
-        return pixels.movedim(1, -1)
+        return comfy.model_management.to_intermediate(pixels).movedim(1, -1)
 
     def decode_tiled(
         self,
@@ -178,7 +178,8 @@ class VAE:
         overlap = DECODE_OVERLAP if overlap is None else overlap
         tile = torch.Size((*samples.shape[:-2], min(tile_y, samples.shape[-2]), min(tile_x, samples.shape[-1])))
         self._load(self.memory_used_decode(tile, self.vae_dtype))
-        return self._decode_tiled(samples, tile_x, tile_y, overlap).movedim(1, -1)
+        pixels = self._decode_tiled(samples, tile_x, tile_y, overlap)
+        return comfy.model_management.to_intermediate(pixels).movedim(1, -1)
 
     def _decode(self, latent: Tensor) -> Tensor:
         return self.first_stage_model.decode(latent.to(device=self.device, dtype=self.vae_dtype)).float()
@@ -202,12 +203,13 @@ class VAE:
         per_item = self.memory_used_encode(pixels.shape, self.vae_dtype)
         batch = self._load(per_item * pixels.shape[0], per_item)
         try:
-            return torch.cat([self._encode(part).to(self.output_device) for part in pixels.split(batch)])
+            latents = torch.cat([self._encode(part).to(self.output_device) for part in pixels.split(batch)])
+            return comfy.model_management.to_intermediate(latents)
         except Exception as e:
             comfy.model_management.raise_non_oom(e)
             log.warning("encoding ran out of memory; trying again in tiles")
         comfy.model_management.soft_empty_cache()
-        return self._encode_tiled(pixels)
+        return comfy.model_management.to_intermediate(self._encode_tiled(pixels))
 
     def encode_tiled(
         self,
@@ -225,7 +227,7 @@ class VAE:
         overlap = ENCODE_OVERLAP if overlap is None else overlap
         tile = torch.Size((*pixels.shape[:-2], min(tile_y, pixels.shape[-2]), min(tile_x, pixels.shape[-1])))
         self._load(self.memory_used_encode(tile, self.vae_dtype))
-        return self._encode_tiled(pixels, tile_x, tile_y, overlap)
+        return comfy.model_management.to_intermediate(self._encode_tiled(pixels, tile_x, tile_y, overlap))
 
     def _channels_first(self, pixel_samples: Tensor) -> Tensor:
         """Whole cells of the pictures [batch, channels, (frames,) height, width]."""

@@ -244,6 +244,29 @@ def test_the_autoencoders_format(flags, flag, dtype):
     assert devices.vae_dtype(HOST, [torch.bfloat16, torch.float32]) == dtype
 
 
+@pytest.mark.parametrize(
+    ("flag", "wanted", "computed"),
+    [
+        (None, None, torch.float16),
+        (None, torch.float32, torch.float32),
+        ("--force-upcast-attention", None, torch.float32),
+        ("--dont-upcast-attention", torch.float32, torch.float16),
+    ],
+)
+def test_attentions_format(monkeypatch, flag, wanted, computed):
+    from comfy.models import attention
+
+    if flag is not None:
+        monkeypatch.setattr(args, flag.removeprefix("--").replace("-", "_"), True)
+    kernel, seen = torch.nn.functional.scaled_dot_product_attention, []
+    monkeypatch.setattr(
+        attention.F, "scaled_dot_product_attention", lambda q, *a, **k: seen.append(q.dtype) or kernel(q, *a, **k)
+    )
+    q = torch.ones(1, 3, 8, dtype=torch.float16)
+    assert attention.optimized_attention(q, q, q, 2, attn_precision=wanted).dtype == torch.float16
+    assert seen == [computed]
+
+
 VAE = [
     ("--fp16-vae", torch.float16),
     ("--bf16-vae", torch.bfloat16),

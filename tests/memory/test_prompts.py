@@ -117,6 +117,14 @@ def test_a_strength_touches_its_own_loras_weights_only(runner, files, changed, p
     assert fresh.disk_reads == 3 and torch.equal(same, picture)
 
 
+def test_half_precision_between_nodes(runner, monkeypatch):
+    _, whole = added(runner, prompt())
+    monkeypatch.setattr(comfy.devices.args, "fp16_intermediates", True)
+    _, half = added(Runner(FakeServer(), execution.CacheType.CLASSIC), prompt())
+    assert (whole.dtype, half.dtype) == (torch.float32, torch.float16)
+    assert 0 < (half.float() - whole).abs().max() < 0.05
+
+
 def test_what_free_took_off_is_not_read_again(runner):
     _, picture = added(runner, prompt())
     comfy.model_management.unload_all_models("POST /free")
