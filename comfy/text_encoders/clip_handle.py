@@ -14,6 +14,7 @@ import comfy.utils
 from comfy.model_base import load_assigned
 from comfy.model_patcher import ModelPatcher
 from comfy.scaled_weights import SCALE, to_dtype
+from comfy.weights import source_of
 
 if TYPE_CHECKING:
     from comfy.hooks import HookGroup
@@ -47,11 +48,13 @@ class CLIP:
         sd = dict(state_dict or {})
         load_device = options.get("load_device", comfy.model_management.text_encoder_device())
         offload_device = options.get("offload_device", comfy.model_management.text_encoder_offload_device())
+        file = source_of(sd.values())
         sd = _in_dtype(sd, options.get("dtype"), torch.device(load_device))
         dtype = comfy.utils.weight_dtype(sd)
         operations = options.get("custom_operations", comfy.ops.manual_cast)
         with torch.inference_mode(False):
             model = target.clip(sd, device="meta", dtype=dtype, operations=operations)
+            model.weights_file = file  # tensors in another dtype no longer know it
             load_assigned(model, sd, "text encoder")
         self.cond_stage_model = model.eval()
         self.tokenizer = target.tokenizer(embedding_directory=embedding_directory, tokenizer_data=tokenizer_data or {})

@@ -210,7 +210,7 @@ def test_a_diffusion_model_is_kept_in_it(monkeypatch, tmp_path, flag, dtype):
     monkeypatch.setattr(args, flag.removeprefix("--").replace("-", "_"), True)
     file = write(tmp_path / "c.safetensors", "unet", "vae")
     model, *_ = comfy.sd.load_checkpoint_guess_config(file, output_clip=False, output_vae=False)
-    assert _first_matrix(model.model.diffusion_model).dtype == dtype
+    assert _first_matrix(model.model.diffusion_model).dtype == dtype and model.model.weights_file == file
     norm = model.model.diffusion_model.input_blocks[1][0].in_layers[0].weight
     assert norm.dtype == (torch.float16 if dtype.itemsize == 1 else dtype)
     as_it_is = {"--fp64-unet": torch.float64, "--force-fp16": torch.float16}
@@ -307,6 +307,7 @@ def test_the_text_encoders_format(monkeypatch, tmp_path, flag, dtype):
     matrix = next(w for name, w in weights.items() if name.endswith("fc1.weight"))
     norm = next(w for name, w in weights.items() if "layer_norm1.weight" in name)
     assert matrix.dtype == dtype
+    assert clip.cond_stage_model.weights_file == str(tmp_path / "c.safetensors")
     assert norm.dtype == (torch.float16 if dtype.itemsize == 1 else dtype)
     assert torch.isfinite(clip.encode("a cat")).all()
 
