@@ -5,9 +5,9 @@ JSON never contains NaN or Infinity (null instead), whatever nodes and clients p
 
 from __future__ import annotations
 
-import json
 import math
 import re
+from json import dumps, loads  # by name: there are packs that replace them
 from typing import Any
 
 import orjson
@@ -54,7 +54,7 @@ def to_json(value: Any) -> bytes:
     except TypeError:
         # orjson refuses integers over 64 bits, lone surrogates and deep nesting, which JSON allows.
         try:
-            return json.dumps(_finite(value), allow_nan=False, separators=(",", ":")).encode()
+            return dumps(_finite(value), allow_nan=False, separators=(",", ":")).encode()
         except (TypeError, ValueError, RecursionError) as error:
             raise UnsendableError(f"not expressible as JSON: {error}") from error
 
@@ -117,7 +117,7 @@ _LONG_NUMBER = re.compile(rb"[0-9]{19}")
 def _from_json_slowly(data: bytes | str) -> Any:
     try:
         text = data.decode("utf-8-sig") if isinstance(data, (bytes, bytearray)) else data.lstrip("\ufeff")
-        return json.loads(text)
+        return loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidJson(str(error)) from error
 

@@ -189,7 +189,7 @@ class PromptServer:
         for handler in self.on_prompt_handlers:
             try:
                 changed = handler(body)
-            except Exception:
+            except BaseException:
                 log.warning("a prompt handler failed", exc_info=True)
                 continue
             if isinstance(changed, (dict, list)):
@@ -233,6 +233,9 @@ class PromptServer:
                 raise  # not this client's connection
             log.debug("the client of %s %s went away", request.method, request.path)
             return web.Response(status=400)  # which nobody gets
+        except (SystemExit, KeyboardInterrupt):  # of a pack, since signals are handled; the loop would end
+            log.exception("%s %s tried to end the server", request.method, request.path)
+            response = web.json_response({"error": "the handler of this route tried to end the server"}, status=500)
         except web.RequestPayloadError as error:  # as with compressed bodies that are cut off, or something else
             response = web.json_response({"error": f"the body cannot be read: {str(error)[:200]}"}, status=400)
         self._headers.compress(request, response)

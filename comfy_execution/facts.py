@@ -223,7 +223,7 @@ class FactsBook:
         for class_type in class_types:
             try:
                 self[class_type].inputs({})
-            except Exception:
+            except BaseException:
                 log.debug("inputs of %s cannot be told yet", class_type, exc_info=True)
 
     def any_intermediate_output(self) -> bool:

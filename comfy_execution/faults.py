@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import sys
@@ -49,9 +50,23 @@ _SHAPE_ADVICE = (
 def type_name(exception: BaseException) -> str:
     """Class name with its module; bare for builtins."""
     cls = type(exception)
-    if cls.__module__ in ("builtins", "", None):
-        return cls.__qualname__
-    return f"{cls.__module__}.{cls.__qualname__}"
+    try:
+        if cls.__module__ in ("builtins", "", None):
+            return cls.__qualname__
+        return f"{cls.__module__}.{cls.__qualname__}"
+    except BaseException:  # a metaclass is a pack's code, too
+        return "(an exception whose class has no name)"
+
+
+def ends_the_caller(exception: BaseException) -> bool:
+    """Whether an exception that code on an event loop has raised is the loop's way of ending the coroutine around it.
+
+    False for one that the code has made itself, like everything else that it may raise: SystemExit, for instance.
+    """
+    if isinstance(exception, asyncio.CancelledError):
+        task = asyncio.current_task()
+        return task is None or not hasattr(task, "cancelling") or task.cancelling() > 0  # Python 3.11 and later tell
+    return isinstance(exception, GeneratorExit)
 
 
 def text_of(exception: BaseException) -> str:

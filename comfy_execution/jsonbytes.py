@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
+from json import dumps, loads  # by name: there are packs that replace them
 from typing import Any
 
 import orjson
@@ -22,7 +22,7 @@ def encode(value: Any) -> bytes:
     except (TypeError, ValueError, RecursionError):
         # What orjson refuses and JSON allows: integers over 64 bits, lone surrogates, deep nesting.
         try:
-            return json.dumps(_finite(value), default=str, ensure_ascii=True).encode("ascii")
+            return dumps(_finite(value), default=str, ensure_ascii=True).encode("ascii")
         except RecursionError:
             raise ValueError("a value is nested too deeply to be expressed as JSON") from None
 
@@ -41,7 +41,7 @@ def decode(data: bytes | str) -> Any:
     except orjson.JSONDecodeError:
         pass
     try:
-        return json.loads(data)
+        return loads(data)
     except RecursionError:
         raise ValueError("a value is nested too deeply to be read") from None
 
@@ -50,13 +50,13 @@ def plain(value: Any) -> Any:
     """A copy of `value` made of JSON types only: tuples become lists, NaN becomes None.
 
     Raises:
-        TypeError: something in it has no JSON form.
+        TypeError, ValueError, RecursionError: something in it has no JSON form, or it is nested too deeply.
     """
     try:
         return orjson.loads(orjson.dumps(value, option=_OPTIONS))
     except (TypeError, ValueError) as error:
         try:  # see `encode`
-            return json.loads(json.dumps(_finite(value)))
+            return loads(dumps(_finite(value)))
         except (TypeError, ValueError, RecursionError):
             raise TypeError(str(error)) from None
 

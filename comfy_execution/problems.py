@@ -67,7 +67,7 @@ class InputRef:
         return InputRef(self.name, self.declared, link)
 
 
-def exception_problem(error: Exception, via: InputRef | None) -> dict[str, Any]:
+def exception_problem(error: BaseException, via: InputRef | None) -> dict[str, Any]:
     """An exception while a node was checked: an output node itself, or the source of the link in `via`."""
     text = faults.text_of(error)
     if type(error) is KeyError and " " in text:  # a sentence, which Python shows in quotes

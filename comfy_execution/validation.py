@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import folder_paths
-from comfy_execution import node_check
+from comfy_execution import faults, node_check
 from comfy_execution.facts import FactsBook, InputSpec, NodeFacts
 from comfy_execution.problems import InputRef, cycle_problem, exception_problem, linked, problem, summary
 from comfy_execution.types import types_fit
@@ -55,6 +55,9 @@ async def validate_prompt(
     missing = [(node_id, node) for node_id, node in prompt.items() if not book.knows(_class_of(node))]
     if missing:
         return False, _missing_classes(missing), [], {}
+    broken = _unusable_class(prompt, book)
+    if broken is not None:
+        return False, broken, [], {}
     if folder_paths.listing_would_take_long():
         await asyncio.to_thread(book.look_up, {node["class_type"] for node in prompt.values()})
     outputs = [
@@ -99,6 +102,19 @@ def _missing_classes(missing: list[tuple[str, Any]]) -> dict[str, Any]:
         message = f"There is no node class named {first['class_type']!r}; is the pack that brings it installed?"
     info = first if len(found) == 1 else {**first, "missing": found}
     return problem("missing_node_type", f"Node ID '#{first['node_id']}'", info, message)
+
+
+def _unusable_class(prompt: Mapping[str, Any], book: FactsBook) -> dict[str, Any] | None:
+    """The error of the first node whose class cannot be asked what it is, if there is one."""
+    for node_id, node in prompt.items():
+        try:
+            book[node["class_type"]]
+        except BaseException as error:
+            found = exception_problem(error, None)
+            found["details"] = f"Node ID '#{node_id}', class {node['class_type']}: {found['details']}"
+            found["extra_info"] |= {"node_id": node_id, "class_type": node["class_type"]}
+            return found
+    return None
 
 
 def _no_such_outputs(prompt: Mapping[str, Any], targets: Collection[str] | None) -> str:
@@ -176,7 +192,7 @@ class _Walk:
             if constants:
                 node_check.constants(node.facts, spec, constants, inputs, node.errors)
             visit.todo.reverse()  # taken from the end: sources are checked in the order of the inputs
-        except Exception as error:
+        except BaseException as error:  # of the class, which may as well try to end the process
             self._fail(visit, error)
 
     def _link(self, visit: _Visit, node: _Node, ref: InputRef, link: list) -> bool:
@@ -214,12 +230,14 @@ class _Walk:
                     await node_check.own_check(
                         visit.node_id, node.facts, visit.spec, inputs, visit.input_types, node.errors
                     )
-            except Exception as error:
+            except BaseException as error:
+                if faults.ends_the_caller(error):
+                    raise
                 self._fail(visit, error)
         node.good = not node.errors and all(self.nodes[source].good for source in node.sources)
         self._done.add(visit.node_id)
 
-    def _fail(self, visit: _Visit, error: Exception) -> None:
+    def _fail(self, visit: _Visit, error: BaseException) -> None:
         """An exception takes the place of all that was found out about the node."""
         node = self.nodes[visit.node_id]
         node.errors = [exception_problem(error, visit.via)]

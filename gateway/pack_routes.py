@@ -57,7 +57,7 @@ class PackRoutes:
             self._started = True
             try:
                 await self.app.startup()
-            except Exception:
+            except (Exception, SystemExit, KeyboardInterrupt):
                 log.exception("a custom node's start-up callback failed")
 
     async def close(self) -> None:

@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Mapping
 from types import ModuleType
 
 import custom_packs
@@ -82,8 +83,7 @@ async def load_custom_node(
         classes, titles = await _declared_nodes(module)
         python_module = f"{module_parent}.{pack.name}"
         for name, cls in classes.items():
-            if name not in ignore:
-                cls.RELATIVE_PYTHON_MODULE = python_module
+            if name not in ignore and _mark(name, cls, python_module):
                 NODE_CLASS_MAPPINGS[name] = cls
                 record.nodes.append(name)
         NODE_DISPLAY_NAME_MAPPINGS.update({k: v for k, v in titles.items() if k not in ignore})
@@ -97,6 +97,29 @@ async def load_custom_node(
     finally:
         record.seconds = time.perf_counter() - start
     return record.state == custom_packs.LOADED
+
+
+def _mark(name: object, cls: object, python_module: str) -> bool:
+    """Note on a class where it comes from. False, with a line in the log, for what cannot be a node."""
+    try:
+        if not isinstance(name, str):
+            raise TypeError("its name is no text")
+        if not hasattr(cls, "INPUT_TYPES"):
+            raise TypeError("it has no INPUT_TYPES")
+        cls.RELATIVE_PYTHON_MODULE = python_module
+        return True
+    except Exception as error:
+        log.warning("%s: %r is left out, as %s is no node class: %s", python_module, name, type(cls).__name__, error)
+        return False
+
+
+def _texts(titles: object, module: ModuleType) -> dict[str, str]:
+    """Those titles that are texts; a page could not show others."""
+    if not isinstance(titles, Mapping):
+        if titles is not None:
+            log.warning("%s: NODE_DISPLAY_NAME_MAPPINGS is no dict but %s", module.__name__, type(titles).__name__)
+        return {}
+    return {name: str.__str__(title) for name, title in titles.items() if isinstance(title, str)}
 
 
 def _module_version(module: ModuleType) -> str | None:
@@ -137,7 +160,7 @@ def _register_web_directories(pack: custom_packs.PackPath, module: ModuleType, r
         if os.path.isdir(path):
             EXTENSION_WEB_DIRS[project] = record.web_directory = path
     web = getattr(module, "WEB_DIRECTORY", None)
-    if web is not None:
+    if isinstance(web, str | os.PathLike):
         path = os.path.abspath(os.path.join(folder, web))
         if os.path.isdir(path):
             EXTENSION_WEB_DIRS[pack.name] = record.web_directory = path
@@ -147,7 +170,7 @@ async def _declared_nodes(module: ModuleType) -> tuple[dict[str, type], dict[str
     """(name -> class, name -> title) a pack offers. NODE_CLASS_MAPPINGS wins over comfy_entrypoint."""
     classes = getattr(module, "NODE_CLASS_MAPPINGS", None)
     if classes is not None:
-        return dict(classes), dict(getattr(module, "NODE_DISPLAY_NAME_MAPPINGS", None) or {})
+        return dict(classes), _texts(getattr(module, "NODE_DISPLAY_NAME_MAPPINGS", None), module)
     entrypoint = getattr(module, "comfy_entrypoint", None)
     if entrypoint is None:
         raise PackHasNoNodes("it has neither NODE_CLASS_MAPPINGS nor comfy_entrypoint")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import ETag, web
 
+from comfy_execution.faults import text_of
 from gateway.openapi import EMPTY
 from protocol import to_json
 from routes.answers import empty, json_answer, json_body
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+_told: dict[str, str] = {}  # class name -> why it has no definition, as the log says already
+
+
 def definitions(names: Iterable[str]) -> bytes:
     """JSON object of these classes' definitions, read anew; a class that cannot describe itself is left out."""
     import nodes
@@ -29,8 +33,11 @@ def definitions(names: Iterable[str]) -> bytes:
     for name in names:
         try:
             parts.append(to_json(name) + b":" + to_json(nodes.node_info(name)))
-        except Exception:
-            log.error("node %s has no usable definition", name, exc_info=True)
+        except BaseException as error:  # some exit the process when a library is missing
+            told = f"{type(error).__name__}: {text_of(error)}"
+            level = logging.DEBUG if _told.get(name) == told else logging.ERROR  # every page that opens asks again
+            _told[name] = told
+            log.log(level, "node %s has no usable definition", name, exc_info=True)
     return b"{" + b",".join(parts) + b"}"
 
 

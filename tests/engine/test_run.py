@@ -314,6 +314,8 @@ def test_ui_data(runner, classes):
     assert outputs == {"u": {"a": [0, 1], "b": [0, 1]}}
     assert runner.executor.history_result["meta"]["u"] == {
         "node_id": "u", "display_node": "u", "parent_node": None, "real_node_id": "u"}  # fmt: skip
+    for odd in (10**30, "\ud800", [{"a": -(2**63) - 1}]):  # JSON, although not every library writes it
+        assert runner.good({"u": n("Ui", value=odd)}) == {"u": {"a": [odd], "b": [odd]}}
     error = runner.bad({"u": n("Ui", value={"a": {1: object()}})})
     assert "JSON" in error["exception_message"]
     for value in ("half \ud83d", 2**70, [2**64, {"x": "\udcff"}], float("nan")):  # JSON can express all of them

@@ -406,3 +406,66 @@ def test_a_folder_that_has_gone_is_empty(check, classes, full_folder):
     shutil.rmtree(folder)
     assert not folder_paths.listing_would_take_long()
     assert folder_paths.get_top_files(str(folder), "image") == []
+
+
+BROKEN = {
+    "exit": SystemExit("no inputs"),
+    "keyboard": KeyboardInterrupt(),
+    "cancelled": asyncio.CancelledError(),
+    "base": BaseException("of no kind"),
+    "value": ValueError("bad"),
+}
+
+
+@pytest.mark.parametrize("where", ["INPUT_TYPES", "VALIDATE_INPUTS", "async VALIDATE_INPUTS", "RETURN_TYPES"])
+@pytest.mark.parametrize("kind", BROKEN)
+def test_classes_that_try_to_end_the_process_are_errors_of_their_node(check, classes, where, kind):
+    def fail(cls, **inputs):
+        raise BROKEN[kind]
+
+    async def fail_later(cls, value):
+        await asyncio.sleep(0)
+        raise BROKEN[kind]
+
+    class Type(type):
+        @property
+        def RETURN_TYPES(cls):
+            raise BROKEN[kind]
+
+    @node({"value": ("INT", {})}, ["INT"], OUTPUT_NODE=True)
+    class Broken:
+        pass
+
+    if where == "RETURN_TYPES":
+        classes["Broken"] = Type("Broken", (), {"INPUT_TYPES": Broken.INPUT_TYPES, "OUTPUT_NODE": True})
+    else:
+        setattr(Broken, where.split()[-1], classmethod(fail_later if "async" in where else fail))
+        classes["Broken"] = Broken
+    ok, error, outputs, node_errors = check({"b": n("Broken", value=5)})
+    assert not ok and outputs == []
+    found = node_errors["b"]["errors"][0] if node_errors else error
+    assert found["type"] == "exception_during_validation"
+    assert found["extra_info"]["exception_type"].endswith(type(BROKEN[kind]).__name__)
+    if where == "RETURN_TYPES":
+        assert found["extra_info"]["node_id"] == "b" and "Broken" in found["details"]
+
+
+def test_a_request_that_is_cancelled_ends_its_check(classes):
+    from comfy_execution.validation import validate_prompt
+
+    @node({"value": ("INT", {})}, ["INT"], OUTPUT_NODE=True)
+    class Slow:
+        @classmethod
+        async def VALIDATE_INPUTS(cls, value):
+            await asyncio.sleep(60)
+
+    classes["Slow"] = Slow
+
+    async def ask():
+        task = asyncio.create_task(validate_prompt("p", {"s": n("Slow", value=5)}, None))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.wait([task])
+        return task.cancelled()
+
+    assert asyncio.run(ask())

@@ -1,8 +1,11 @@
 """GET /object_info: current for everyone who asks, and sent again only when it has changed."""
 
 import asyncio
+import logging
 import sys
 import threading
+
+import pytest
 
 from routes.nodes import _Shared
 
@@ -79,3 +82,23 @@ async def test_a_failed_computation_is_not_kept():
     except ValueError:
         pass
     assert await shared.get() == 5
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), BaseException("x"), ValueError("x")])
+async def test_classes_that_cannot_describe_themselves(running, caplog, error):
+    """They are left out, whatever they raise, and the log is not filled by each page that opens."""
+    nodes = sys.modules["nodes"]
+    plain = nodes.node_info
+
+    def node_info(name):
+        if name == "Odd":
+            raise error
+        return plain(name)
+
+    nodes.node_info = node_info
+    nodes.NODE_CLASS_MAPPINGS["Odd"] = object
+    for _ in range(3):
+        status, known, _ = await running.get("/object_info")
+        assert status == 200 and "Text" in known and "Odd" not in known
+    assert (await running.get("/object_info/Odd"))[:2] == (200, {})
+    assert sum("Odd" in record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR) == 1

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import pytest
 from aiohttp import web
 
 
@@ -121,3 +122,25 @@ async def test_shutdown_callbacks_of_packs_run(start):
     await running.get("/none")
     await running.server.close()
     assert calls == ["startup", "shutdown"]
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), ValueError("x")])
+async def test_handlers_of_packs_do_not_end_the_server(start, error):
+    running = await start(ready=False)
+
+    @running.server.routes.get("/pack/exit")
+    async def leave(request):
+        raise error
+
+    def handle(body):
+        raise error
+
+    async def begin(app):
+        raise error
+
+    running.server.add_on_prompt_handler(handle)
+    running.server.app.on_startup.append(begin)
+    running.server.set_nodes_ready()
+    assert (await running.get("/pack/exit"))[0] == 500
+    prompt = {"1": {"class_type": "Text", "inputs": {"text": "x"}}}
+    assert (await running.post("/prompt", json={"prompt": prompt}))[0] == 200

@@ -69,6 +69,21 @@ async def cannot_start(app):
 PromptServer.instance.app.on_startup.append(cannot_start)
 """
     + NODE.format(name="BadRoutes"),
+    "i_odd_entries": NODE.format(name="BadBeside").replace("NODE_CLASS_MAPPINGS = ", "MAPPINGS = ")
+    + """
+from pathlib import Path
+import sys
+
+class BadExits(BadBeside):
+    @classmethod
+    def INPUT_TYPES(cls):
+        sys.exit(1)
+
+NODE_CLASS_MAPPINGS = {"BadNumber": 5, "BadNone": None, "BadLambda": lambda: 5, "BadModule": sys, 7: BadBeside,
+                       "BadExits": BadExits, **MAPPINGS}
+NODE_DISPLAY_NAME_MAPPINGS = {"BadBeside": 5, "BadExits": None, 7: "seven"}
+WEB_DIRECTORY = Path("nowhere")
+""",
     "h_fine": NODE.format(name="BadFine"),
 }
 LIMIT = 4
@@ -104,7 +119,9 @@ def test_the_list_can_be_read_while_packs_load(server):
 
 def test_the_others_are_there(server):
     known = server.get("/object_info")
-    assert {"BadPatching", "BadRoutes", "BadFine", "EmptyImage"} <= known.keys()
+    assert {"BadPatching", "BadRoutes", "BadFine", "BadBeside", "EmptyImage"} <= known.keys()
+    assert not {"BadNumber", "BadNone", "BadLambda", "BadModule", "7", "BadExits"} & known.keys()
+    assert known["BadBeside"]["display_name"] == "BadBeside"
     listed = server.get("/api/custom_nodes")
     assert listed["ready"] is True
     packs = {pack["name"]: pack for pack in listed["packs"]}
@@ -113,6 +130,7 @@ def test_the_others_are_there(server):
     assert packs["c_exits"]["error"] == "SystemExit: 5"
     assert packs["d_interrupts"]["error"].startswith("KeyboardInterrupt")
     assert packs["e_syntax"]["error"].startswith("SyntaxError")
+    assert packs["i_odd_entries"]["state"] == "loaded" and packs["i_odd_entries"]["nodes"] == ["BadExits", "BadBeside"]
     assert packs["h_fine"] | {"seconds": 0} == {
         "name": "h_fine", "version": "1.2.3", "state": "loaded", "loaded": True, "seconds": 0, "node_count": 1,
         "nodes": ["BadFine"], "web": False, "error": None,
