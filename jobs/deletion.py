@@ -1,7 +1,9 @@
 """Deleting a job, and on request the files that it made, below output and temp, and no others.
 
 A file counts as made by a job if its outputs name it, the node that did so really ran (and was not taken from the
-cache), and the file was last written while the job ran: a name can come into use again.
+cache), and the file was last written while the job ran: a name can come into use again, and a node can name a file that
+it only shows. There is no tolerance in that: jobs follow each other within a millisecond. Where the clock of a file
+system is off, a file stays.
 """
 
 from __future__ import annotations
@@ -19,7 +21,6 @@ from jobs.ledger import Ledger
 log = logging.getLogger(__name__)
 
 _FOLDERS = ("output", "temp")
-_SLACK = 2.0  # seconds that clocks of file systems may be off
 
 
 class JobIsQueued(Exception):
@@ -57,10 +58,8 @@ def files_of(job: Job, record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     nor by an absolute name, nor through a link.
     """
     cached = _cached_nodes(record)
-    spans = [
-        (attempt.started / 1000 - _SLACK, (attempt.ended or attempt.started) / 1000 + _SLACK)
-        for attempt in job.attempts
-    ]
+    # Times of attempts are whole milliseconds, rounded down.
+    spans = [(attempt.started, (attempt.ended or attempt.started) + 1) for attempt in job.attempts]
     for node_id, ui in jobs.normalize_outputs(record.get("outputs")).items():
         if node_id in cached or not isinstance(ui, Mapping):
             continue
@@ -93,9 +92,10 @@ def _file(item: Any) -> tuple[str, str] | None:
     return f"{item['type']}/{os.path.relpath(path, top).replace(os.sep, '/')}", path
 
 
-def _written_within(path: str, spans: list[tuple[float, float]]) -> bool:
+def _written_within(path: str, spans: list[tuple[int, int]]) -> bool:
+    """Whether a file was last written within one of some spans of ms since the epoch."""
     try:
-        written = os.path.getmtime(path)
+        written = os.stat(path).st_mtime_ns / 1e6
     except OSError:
         return False
     return any(start <= written <= end for start, end in spans)

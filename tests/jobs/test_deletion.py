@@ -26,9 +26,12 @@ def made(folder, name):
     return path
 
 
-def finish(life, prompt_id, files, cached=()):
+def finish(life, prompt_id, files, cached=(), written=()):
+    """A job that writes some files, and names files in its outputs."""
     life.put(prompt_id)
     _, task_id = life.take()
+    for path in written:
+        os.utime(path, (time.time(), time.time()))  # a file system has no finer clock than a few ms
     items = [{"filename": name, "subfolder": sub, "type": kind} for kind, sub, name in files]
     messages = [["execution_start", {"timestamp": 1}], ["execution_cached", {"nodes": list(cached)}]]
     messages.append(["execution_success", {"timestamp": 2}])
@@ -39,7 +42,8 @@ def test_its_files_go_and_others_stay(live, folders):
     life = live()
     mine = [made(folders / "output" / "sub", "a_1.png"), made(folders / "temp", "p_1.png")]
     others = [made(folders / "output", "a_1.png"), made(folders / "input", "in.png")]
-    finish(life, "a", [("output", "sub", "a_1.png"), ("temp", "", "p_1.png"), ("input", "", "in.png")])
+    named = [("output", "sub", "a_1.png"), ("temp", "", "p_1.png"), ("input", "", "in.png")]
+    finish(life, "a", named, written=[*mine, *others])
     answer = delete_job(life.ledger, "a", outputs=True)
     assert answer == {"deleted": "a", "files": ["output/sub/a_1.png", "temp/p_1.png"]}
     assert not any(path.exists() for path in mine) and all(path.exists() for path in others)
@@ -51,7 +55,7 @@ def test_its_files_go_and_others_stay(live, folders):
 def test_files_stay_unless_asked_for(live, folders):
     life = live()
     file = made(folders / "output", "a_1.png")
-    finish(life, "a", [("output", "", "a_1.png")])
+    finish(life, "a", [("output", "", "a_1.png")], written=[file])
     assert delete_job(life.ledger, "a") == {"deleted": "a", "files": []}
     assert file.exists() and life.state("a") is None
 
@@ -79,7 +83,7 @@ def test_nothing_outside_is_touched(live, folders, kind, sub, name):
     (folders / "output" / "link.txt").symlink_to(folders / "secret.txt")
     (folders / "output" / "linked").symlink_to(folders)
     sub, name = (part.format(base=folders) if isinstance(part, str) else part for part in (sub, name))
-    finish(life, "a", [(kind, sub, name)])
+    finish(life, "a", [(kind, sub, name)], written=[folders / "secret.txt", folders / "output" / "sub"])
     assert delete_job(life.ledger, "a", outputs=True)["files"] == []
     assert (folders / "secret.txt").exists() and (folders / "output" / "link.txt").is_symlink()
     assert (folders / "output" / "sub").is_dir()
@@ -88,7 +92,7 @@ def test_nothing_outside_is_touched(live, folders, kind, sub, name):
 def test_what_came_from_the_cache_was_made_by_another_job(live, folders):
     life = live()
     file = made(folders / "output", "a_1.png")
-    finish(life, "a", [("output", "", "a_1.png")])
+    finish(life, "a", [("output", "", "a_1.png")], written=[file])
     finish(life, "b", [("output", "", "a_1.png")], cached=["9"])
     assert delete_job(life.ledger, "b", outputs=True)["files"] == [] and file.exists()
     assert delete_job(life.ledger, "a", outputs=True)["files"] == ["output/a_1.png"] and not file.exists()
@@ -97,9 +101,23 @@ def test_what_came_from_the_cache_was_made_by_another_job(live, folders):
 def test_a_name_that_came_into_use_again(live, folders):
     life = live()
     file = made(folders / "output", "a_1.png")
-    finish(life, "a", [("output", "", "a_1.png")])
+    finish(life, "a", [("output", "", "a_1.png")], written=[file])
     os.utime(file, (time.time() + 60, time.time() + 60))  # written by somebody later on
     assert delete_job(life.ledger, "a", outputs=True)["files"] == [] and file.exists()
+
+
+@pytest.mark.parametrize("milliseconds", [2, 50, 1500])
+def test_a_file_that_a_job_only_shows_is_not_its_own(live, folders, milliseconds):
+    """The job before wrote it, or somebody did by hand, a moment before; or the next one, a moment after."""
+    life = live()
+    before, after = made(folders / "output", "before.png"), made(folders / "output", "after.png")
+    mine = made(folders / "output", "mine.png")
+    finish(life, "a", [("output", "", path.name) for path in (before, mine, after)], written=[mine])
+    (attempt,) = life.ledger.find("a").attempts
+    for path, at in ((before, attempt.started - milliseconds), (after, attempt.ended + milliseconds)):
+        os.utime(path, (at / 1e3, at / 1e3))
+    assert delete_job(life.ledger, "a", outputs=True)["files"] == ["output/mine.png"]
+    assert before.exists() and after.exists() and not mine.exists()
 
 
 def test_what_has_not_ended_is_not_deleted(live):
