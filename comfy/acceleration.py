@@ -44,14 +44,14 @@ def uses_fp8_products(weight_dtype: torch.dtype | None, device: torch.device | N
 def fp8_linear(
     input: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None, input_scale: Tensor | None
 ) -> Tensor | None:
-    """`input @ weight.T + bias` with the product in float8; None where that is not possible.
+    """`input @ weight.T + bias` with the product in float8; None where that is not possible, as with a scale per row.
 
     input [..., in], weight [out, in] in float8_e4m3fn. The hardware wants both sizes to be multiples of 16. scale: of
     the weight; input_scale: what inputs are divided by before they are rounded.
     """
     if weight.dtype != FP8 or weight.ndim != 2 or input.shape[-1] % 16 or weight.shape[0] % 16:
         return None
-    if input.dtype not in (torch.float16, torch.bfloat16):
+    if input.dtype not in (torch.float16, torch.bfloat16) or (scale is not None and scale.ndim):
         return None
     one = torch.ones((), device=input.device, dtype=torch.float32)
     scale = one if scale is None else scale.to(one)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import comfy.model_management
 import comfy.utils
+from comfy import mismatch
 from comfy.held_weights import patcher_for
 from comfy.loaded_models import run_goes_on
 from comfy.model_patcher import ModelPatcher
@@ -309,13 +310,10 @@ class ControlNet(ControlBase):
             if value is not None:
                 extra[name] = value.to(dtype) if value.is_floating_point() else value
         sampling = self.model_sampling_current
-        control = self.control_model(
-            x=sampling.calculate_input(t, x_noisy).to(dtype),
-            hint=self.cond_hint,
-            timesteps=sampling.timestep(t).float(),
-            context=context.to(dtype),
-            **extra,
-        )
+        x = sampling.calculate_input(t, x_noisy).to(dtype)
+        inputs = {"context": context.to(dtype), **extra}
+        with mismatch.explained(self.control_model, "this control net", x, inputs):
+            control = self.control_model(x=x, hint=self.cond_hint, timesteps=sampling.timestep(t).float(), **inputs)
         return self.control_merge(control, previous, output_dtype=x_noisy.dtype)
 
     # --- the picture

@@ -20,10 +20,10 @@ import comfy.fast_network
 import comfy.model_management
 import comfy.ops
 import comfy.utils
-from comfy import patcher_extension
+from comfy import mismatch, patcher_extension
 from comfy.model_sampling import ModelType, model_sampling
 from comfy.patcher_extension import WrapperExecutor, WrappersMP
-from comfy.scaled_weights import is_scaled, place_scales, to_dtype
+from comfy.scaled_weights import is_scaled, place_scales, refusal, to_dtype
 from comfy.weights import source_of
 
 __all__ = ["BaseModel", "MissingConditioning", "ModelType", "WeightsMismatch", "model_sampling"]
@@ -152,24 +152,41 @@ class BaseModel(nn.Module):
         context = None if c_crossattn is None else _cast_floats(c_crossattn, x.device, dtype)
         timestep = self.process_timestep(timestep, x=x, **kwargs)
         extra = {name: _cast_floats(value, x.device, dtype) for name, value in kwargs.items()}
-        if self._may_be_compiled(x.device, options, control):
+        with mismatch.explained(
+            self.diffusion_model,
+            type(self.model_config).__name__,
+            network_input,
+            {"context": context, **extra},
+            control,
+        ):
+            output = self._network_output(network_input.to(dtype), timestep, context, control, options, extra)
+        return self.model_sampling.calculate_denoised(t, output.float(), x)
+
+    def _network_output(
+        self,
+        network_input: Tensor,
+        timestep: Tensor,
+        context: Tensor | None,
+        control: dict | None,
+        options: dict,
+        extra: dict[str, Any],
+    ) -> Tensor:
+        if self._may_be_compiled(network_input.device, options, control):
             network = comfy.fast_network.compiled(self.diffusion_model)
-            output = network(network_input.to(dtype), timestep, context=context, transformer_options={}, **extra)
-            return self.model_sampling.calculate_denoised(t, output.float(), x)
+            return network(network_input, timestep, context=context, transformer_options={}, **extra)
         network = WrapperExecutor.new_class_executor(
             self.diffusion_model,
             self.diffusion_model,
             patcher_extension.get_all_wrappers(WrappersMP.DIFFUSION_MODEL, options),
         )
-        output = network.execute(
-            network_input.to(dtype),
+        return network.execute(
+            network_input,
             timestep,
             context=context,
             control=control,
             transformer_options=options,
             **extra,
         )
-        return self.model_sampling.calculate_denoised(t, output.float(), x)
 
     def process_timestep(self, timestep: Tensor, **kwargs: Any) -> Tensor:
         """What the network is told of the noise level, from the timestep [batch]. kwargs: the latent as `x`, and the
@@ -348,6 +365,8 @@ def load_assigned(module: nn.Module, sd: Mapping[str, Tensor], name: str, assign
 
     Raises WeightsMismatch for missing tensors or other shapes.
     """
+    if (why := refusal(sd)) is not None:
+        raise WeightsMismatch(f"{name}: {why}")
     sd = place_scales(module, sd)
     module.weights_file = getattr(module, "weights_file", None) or source_of(sd.values())
     # Before loading: an assigned tensor takes over whether its predecessor wanted a gradient.

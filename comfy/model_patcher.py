@@ -234,7 +234,10 @@ class ModelPatcher(OptionSetters, Attachments, HookedWeights):
         scale = self._original_scale(key)
         work = weight.to(dtype=PATCH_DTYPE, copy=True)
         values = self.calculate_weight(self.patches[key], work * scale.to(work), key)
-        fitting = torch.maximum(scale.to(values), values.abs().max() / torch.finfo(weight.dtype).max)
+        largest = (
+            values.abs().amax(dim=tuple(range(1, values.ndim)), keepdim=True) if scale.ndim else values.abs().max()
+        )
+        fitting = torch.maximum(scale.to(values), largest / torch.finfo(weight.dtype).max)
         self.backup.setdefault(scale_key(key), scale)
         comfy.state_dicts.set_attr(self.model, scale_key(key), fitting.to(scale_for(self.model, key)))
         return to_dtype(values / fitting, weight.dtype)

@@ -26,6 +26,7 @@ from comfy.model_base import WeightsMismatch
 from comfy.model_patcher import ModelPatcher
 from comfy.model_sampling import ModelType, model_sampling
 from comfy.models.diffusers_layout import DiffusersLayoutError, to_own_layout
+from comfy.scaled_weights import refusal
 from comfy.style_model import StyleModel, load_style_model
 from comfy.supported_models_base import ClipTarget
 from comfy.text_encoders import families
@@ -140,7 +141,7 @@ def load_checkpoint_guess_config(
             folders=[os.path.dirname(ckpt_path)],
         )
     except (WeightsMismatch, DiffusersLayoutError, KeyError) as e:
-        raise UnknownModelError(ckpt_path, os.path.getsize(ckpt_path), f"its tensors do not fit: {e}") from e
+        raise UnknownModelError(ckpt_path, os.path.getsize(ckpt_path), _misfit(e)) from e
     if out is None:
         raise UnknownModelError(ckpt_path, os.path.getsize(ckpt_path), _guess_what(sd))
     return out
@@ -274,7 +275,7 @@ def load_diffusion_model(
     try:
         model = load_diffusion_model_state_dict(sd, model_options=model_options, metadata=metadata)
     except (WeightsMismatch, DiffusersLayoutError, KeyError) as e:
-        raise UnknownModelError(unet_path, os.path.getsize(unet_path), f"its tensors do not fit: {e}") from e
+        raise UnknownModelError(unet_path, os.path.getsize(unet_path), _misfit(e)) from e
     if model is None:
         raise UnknownModelError(unet_path, os.path.getsize(unet_path), _guess_what(sd))
     return model
@@ -332,7 +333,7 @@ def load_clip(
             state_dicts, embedding_directory, clip_type, model_options, folders=folders
         )
     except (WeightsMismatch, DiffusersLayoutError, KeyError) as e:
-        raise UnknownModelError(path, os.path.getsize(path), f"its tensors do not fit: {e}") from e
+        raise UnknownModelError(path, os.path.getsize(path), _misfit(e)) from e
     if clip is None:
         names = " and ".join(kind.name for kind in kinds)
         cause = f"no text side known here for {clip_type.name.lower()} is made of {names}"
@@ -418,12 +419,22 @@ def save_checkpoint(
     comfy.utils.save_torch_file(sd, output_path, metadata=metadata)
 
 
+def _misfit(error: Exception) -> str:
+    """Why tensors that were recognised cannot be used."""
+    # A KeyError's text is the name alone, in quotes.
+    told = f"the file lacks {error.args[0]}" if isinstance(error, KeyError) and error.args else str(error)
+    return f"its tensors do not fit: {told}"
+
+
 def _guess_what(sd: Mapping[str, Tensor], expected: str = "diffusion model") -> str:
     """Why tensors that are no known diffusion model (or text encoder) may have been taken for one."""
     keys = list(sd)
     if not keys:
         return "it holds no tensors"
+    if (why := refusal(sd)) is not None:
+        return why
     kinds = (
+        ("a whole checkpoint", ("model.diffusion_model.",)),
         ("a LoRA", ("lora_", ".lora", "hada_", "lokr_")),
         ("a ControlNet", ("control_model.", "controlnet_", "zero_convs.", "input_hint_block")),
         ("a textual inversion", ("emb_params", "string_to_param")),
