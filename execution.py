@@ -203,7 +203,9 @@ class PromptExecutor:
         import torch
 
         from comfy.cli_args import args
+        from comfy.run_settings import RunSettings
 
+        settings = RunSettings()
         run = Run(
             prompt_id,
             dict(prompt),
@@ -241,6 +243,8 @@ class PromptExecutor:
             run.progress.finish_run()
             external_cache.announce("on_prompt_end", prompt_id)
             self._after_run()
+            if changed := settings.restore():
+                log.warning("prompt %s changed and left so, which is undone: %s", prompt_id, ", ".join(changed))
 
     def _new_registry(self, prompt_id: str, dynprompt: Any) -> ProgressRegistry:
         registry = reset_progress_state(prompt_id, dynprompt)
