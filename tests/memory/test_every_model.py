@@ -27,7 +27,7 @@ from comfy.lora_bypass import INJECTION, load_bypass_lora_for_models
 from comfy.model_patcher import ModelPatcher
 from comfy.style_model import ReduxImageEncoder, StyleModel
 from nodes.hypernetworks import HypernetworkLoader
-from tests.addons.recorded_addons import ADDONS, recorded
+from tests.addons.recorded_addons import ADDONS, host, recorded
 from tests.addons.test_hypernetworks import file_for
 from tests.memory.conftest import HOST, PAPER
 from tests.networks.golden import DATA, Golden
@@ -36,7 +36,8 @@ from tests.surface.test_upscale_models import FakeSpandrel
 
 @pytest.fixture(autouse=True)
 def runs_on_paper(monkeypatch, device):
-    """The simulated device is where models run."""
+    """The simulated device is where models run; the model that add-ons' tests share stays where it was."""
+    host("sd1")
     for name in ("get_torch_device", "text_encoder_device"):
         monkeypatch.setattr(comfy.model_management, name, lambda: PAPER)
     with torch.inference_mode():
