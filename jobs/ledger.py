@@ -379,6 +379,7 @@ class Ledger:
     def prune(self) -> int:
         """Delete what is older, or more, than is to be kept. Returns how many jobs that were."""
         deleted = 0
+        self._writer.settle()  # or what has just ended would not be counted
         most = None if self.store.persistent else self.history.limit
         try:
             for old in self._retention.steps(self.store, most):

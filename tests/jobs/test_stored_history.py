@@ -144,7 +144,6 @@ def test_old_jobs_are_deleted(live, clock):
         life.run(str(day))
         clock[0] += DAY
     life.put("waits")
-    life.ledger.settle()
     life.ledger.prune()
     assert list(life.queue.history) == [str(day) for day in range(10, 20)]
     assert life.state("3") is None and life.queue.history_json("3") == b"{}"
@@ -158,7 +157,6 @@ def test_the_oldest_beyond_a_count_are_deleted(live, clock, monkeypatch):
     for number in range(17):
         clock[0] += 1
         life.run(str(number))
-    life.ledger.settle()
     life.ledger.prune()
     assert list(life.queue.history) == ["12", "13", "14", "15", "16"]
     assert life.ledger.prune() == 0
