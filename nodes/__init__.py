@@ -104,6 +104,7 @@ EXTRA_FAMILIES = (
     "sound_files",
     "video_files",
     "video_parts",
+    "video_compression",
 )
 
 __all__ = [

@@ -201,3 +201,15 @@ def test_missing_files_are_refused(folders):
             f"Invalid {'audio' if key == 'audio' else 'video'} file: ../x.mp4"
         )
     assert folder_paths.get_input_directory() == str(folders / "input")
+
+
+def test_compression_of_a_frame():
+    """Stronger is farther from the picture; nothing stays whole, and what is too small for a frame is left alone."""
+    pytest.importorskip("av")
+    from nodes.video_compression import compressed
+
+    picture = torch.rand(40, 50, 3, generator=torch.Generator().manual_seed(0))
+    distances = [(compressed(picture, crf) - picture).abs().mean().item() for crf in (0, 10, 30, 51, 100)]
+    assert distances[0] == 0 and distances[1] > 0 and distances[1:4] == sorted(distances[1:4])
+    assert distances[4] == pytest.approx(distances[3])  # no encoder goes further
+    assert compressed(picture[:1], 30).shape == (1, 50, 3) and compressed(picture[:7, :9], 30).shape == (6, 8, 3)
