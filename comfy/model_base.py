@@ -42,7 +42,7 @@ _FAMILIES = {
     ),
     "comfy.denoisers.transformer": ("AuraFlow", "HiDream", "Lumina2", "PixArt", "PixArtAlpha", "QwenImage", "SD3"),
     "comfy.denoisers.flux": ("Chroma", "Flux", "Flux2"),
-    "comfy.denoisers.wan": ("WAN21", "WAN22"),
+    "comfy.denoisers.wan": ("WAN21", "WAN22", "WAN21_Camera", "WAN21_Vace"),
     "comfy.denoisers.zero123": ("Stable_Zero123",),
     "comfy.denoisers.unclip": ("CLIPEmbeddingNoiseAugmentation", "SD21UNCLIP"),
 }

@@ -13,7 +13,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from comfy.models import auraflow, chroma, flux, flux2, hidream, lumina2, mmdit, pixart, qwen_image, unet, wan
+from comfy.models import (
+    auraflow,
+    chroma,
+    flux,
+    flux2,
+    hidream,
+    lumina2,
+    mmdit,
+    pixart,
+    qwen_image,
+    unet,
+    wan,
+    wan_camera,
+    wan_vace,
+)
 
 Detector = Callable[[Mapping[str, Tensor], str], dict[str, Any] | None]
 
@@ -99,6 +113,10 @@ _WAN_PARTS = {
     *("blocks", "head", "img_emb", "patch_embedding", "ref_conv"),
     *("text_embedding", "time_embedding", "time_projection"),
 }
+_WAN_ADDITIONS = {
+    "vace_patch_embedding.weight": (wan_vace, {"vace_patch_embedding", "vace_blocks"}),
+    "control_adapter.conv.weight": (wan_camera, {"control_adapter"}),
+}
 
 
 def detect_wan(state_dict: Mapping[str, Tensor], prefix: str) -> dict[str, Any] | None:
@@ -106,9 +124,10 @@ def detect_wan(state_dict: Mapping[str, Tensor], prefix: str) -> dict[str, Any] 
     if any(prefix + mark not in state_dict for mark in ("head.modulation", "blocks.0.self_attn.norm_q.weight")):
         return None
     own = {k[len(prefix) :]: v for k, v in state_dict.items() if k.startswith(prefix)}
-    if any(v.ndim > 1 and k.partition(".")[0] not in _WAN_PARTS for k, v in own.items()):
+    architecture, parts = next((v for mark, v in _WAN_ADDITIONS.items() if mark in own), (wan, set()))
+    if any(v.ndim > 1 and k.partition(".")[0] not in _WAN_PARTS | parts for k, v in own.items()):
         return None
-    return _as_dict("wan2.1", wan.config_from_state_dict(own))
+    return _as_dict("wan2.1", architecture.config_from_state_dict(own))
 
 
 detectors: list[Detector] = [

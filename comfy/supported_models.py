@@ -21,7 +21,20 @@ from comfy.denoisers import unet as unet_denoisers
 from comfy.denoisers import wan as wan_denoisers
 from comfy.denoisers import zero123 as zero123_denoisers
 from comfy.model_sampling import ModelType
-from comfy.models import auraflow, chroma, flux, flux2, hidream, lumina2, mmdit, pixart, qwen_image, wan
+from comfy.models import (
+    auraflow,
+    chroma,
+    flux,
+    flux2,
+    hidream,
+    lumina2,
+    mmdit,
+    pixart,
+    qwen_image,
+    wan,
+    wan_camera,
+    wan_vace,
+)
 from comfy.supported_models_base import BASE, ClipTarget, Network
 from comfy.text_encoders import families as text_families
 from comfy.text_encoders.checkpoint_layouts import (
@@ -490,6 +503,29 @@ class WAN21_FunControl2V(WAN21_T2V):
     unet_config = {"image_model": "wan2.1", "model_type": "i2v", "in_dim": 48}
 
 
+class WAN21_Vace(WAN21_T2V):
+    """VACE: videos to follow or to change."""
+
+    unet_config = {"image_model": "wan2.1", "model_type": "vace"}
+    network = Network(wan_vace.WanVace, wan_vace.WanVaceConfig)
+    base_model = wan_denoisers.WAN21_Vace
+    MEMORY_PER_CHANNEL = 1.2 / 2222
+
+
+class WAN21_Camera(WAN21_T2V):
+    """Wan 2.1 Fun Camera: a picture and a path of the camera."""
+
+    unet_config = {"image_model": "wan2.1", "model_type": "camera", "in_dim": 32}
+    network = Network(wan_camera.WanCamera, wan_camera.WanCameraConfig)
+    base_model = wan_denoisers.WAN21_Camera
+
+
+class WAN22_Camera(WAN21_Camera):
+    """Wan 2.2 Fun Camera: with a mask beside the picture."""
+
+    unet_config = {"image_model": "wan2.1", "model_type": "camera_2.2", "in_dim": 36}
+
+
 class WAN22_T2V(WAN21_T2V):
     """Wan 2.2 5B: from a text, or from frames in the latent."""
 
@@ -531,4 +567,7 @@ models: list[Any] = [
     WAN21_T2V,
     WAN21_I2V,
     WAN21_FunControl2V,
+    WAN21_Vace,
+    WAN21_Camera,
+    WAN22_Camera,
 ]

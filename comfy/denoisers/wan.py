@@ -12,6 +12,7 @@ import comfy.conds
 import comfy.utils
 from comfy.denoisers.transformer import Conds
 from comfy.model_base import BaseModel, UnfitConditioning
+from comfy.models.wan_camera import CELL
 
 # Channels of the mask that tells which frames are given: the pixel frames of one latent frame.
 MASK_CHANNELS = 4
@@ -75,6 +76,46 @@ class WAN21(BaseModel):
             # Frames it says nothing about are to be made.
             known = F.pad(known, (0, 0, 0, 0, 0, max(0, noise.shape[2] - known.shape[2])))[:, :, : noise.shape[2]]
         return torch.cat([image[:, :place], known, image[:, place:]], dim=1)
+
+
+class WAN21_Vace(WAN21):
+    """VACE: videos to follow or to change, each with its mask and its strength."""
+
+    CHANNELS, MASK = 32, 64  # of a video's two latents; of its mask
+
+    def extra_conds(self, **kwargs: Any) -> Conds:
+        """Raises UnfitConditioning for videos of another size than the latent."""
+        out = super().extra_conds(**kwargs)
+        noise, device = kwargs["noise"], kwargs["device"]
+        videos, masks = kwargs.get("vace_frames"), kwargs.get("vace_mask")
+        if videos is None:
+            videos = [noise.new_zeros(noise.shape[0], self.CHANNELS, *noise.shape[2:])]
+        if masks is None:
+            masks = [noise.new_ones(noise.shape[0], self.MASK, *noise.shape[2:])] * len(videos)
+        for video in videos:
+            if video.shape[2:] != noise.shape[2:]:
+                sizes = " and ".join("x".join(map(str, t.shape[2:])) for t in (video, noise))
+                raise UnfitConditioning(f"VACE is shown a video of another size than its latent: {sizes} cells")
+        shown = [torch.cat([self._scaled(v.to(device)), m.to(device, v.dtype)], dim=1) for v, m in zip(videos, masks)]
+        out["vace_context"] = comfy.conds.CONDRegular(torch.stack(shown, dim=1))
+        strengths = kwargs.get("vace_strength", [1.0] * len(videos))
+        out["vace_strength"] = comfy.conds.CONDConstant(list(strengths))
+        return out
+
+
+class WAN21_Camera(WAN21):
+    """Wan Fun Camera: a path of the camera, as the rays of the pixels."""
+
+    def extra_conds(self, **kwargs: Any) -> Conds:
+        out = super().extra_conds(**kwargs)
+        if (rays := kwargs.get("camera_conditions")) is not None:
+            noise = kwargs["noise"]
+            size = (noise.shape[2], *(n * CELL for n in noise.shape[3:]))
+            if rays.shape[2:] != size:
+                sizes = " instead of ".join("x".join(map(str, s)) for s in (rays.shape[2:], size))
+                raise UnfitConditioning(f"the path of the camera is for another size of video: {sizes}")
+            out["camera_conditions"] = comfy.conds.CONDRegular(rays)
+        return out
 
 
 class WAN22(WAN21):

@@ -37,9 +37,10 @@ TEXT_TO_VIDEO, IMAGE_TO_VIDEO = "t2v", "i2v"
 class WanConfig(FromDict):
     """Shape of the transformer.
 
-    in_dim: channels of the latent and of what goes beside it. model_type: `i2v` where it looks at CLIP's tokens of
-    pictures, too. image_dim: their width; image_places: how many of them have a learned place (0: none has).
-    reference_channels: of a picture's latent that goes before the first frame (0: takes none).
+    in_dim: channels of the latent and of what goes beside it. image_dim: width of CLIP's tokens of pictures that it
+    looks at, too (0: looks at none); image_places: how many of them have a learned place (0: none has).
+    reference_channels: of a picture's latent that goes before the first frame (0: takes none). model_type: what files
+    of that shape are called.
     """
 
     model_type: str = TEXT_TO_VIDEO
@@ -53,7 +54,7 @@ class WanConfig(FromDict):
     num_layers: int = 40
     patch_size: tuple[int, ...] = (1, 2, 2)
     eps: float = 1e-6
-    image_dim: int = 1280
+    image_dim: int = 0
     image_places: int = 0
     reference_channels: int = 0
 
@@ -126,7 +127,7 @@ class CrossAttention(SelfAttention):
 
     def __init__(self, config: WanConfig, operations, **factory):
         super().__init__(config, operations, **factory)
-        self.sees_pictures = config.model_type == IMAGE_TO_VIDEO
+        self.sees_pictures = config.image_dim > 0
         if self.sees_pictures:
             for name in ("k_img", "v_img"):
                 setattr(self, name, operations.Linear(config.dim, config.dim, **factory))
@@ -258,7 +259,7 @@ class Wan(nn.Module):
         self.time_projection = nn.Sequential(nn.SiLU(), operations.Linear(dim, 6 * dim, **factory))
         self.blocks = nn.ModuleList(Block(config, operations, **factory) for _ in range(config.num_layers))
         self.head = Head(config, operations, **factory)
-        if config.model_type == IMAGE_TO_VIDEO:
+        if config.image_dim:
             self.img_emb = PictureProjection(config, operations, **factory)
         self.ref_conv = None
         if config.reference_channels:
@@ -280,7 +281,7 @@ class Wan(nn.Module):
     def embedded_context(self, context: Tensor, clip_fea: Tensor | None) -> tuple[Tensor, int]:
         """Tokens of pictures, if there are any, then the text's; and how many of the former."""
         text = self.text_embedding(context)
-        if clip_fea is None or self.config.model_type != IMAGE_TO_VIDEO:
+        if clip_fea is None or not self.config.image_dim:
             return text, 0
         pictures = self.img_emb(clip_fea)
         return torch.cat([pictures, text], dim=1), pictures.shape[1]
@@ -312,7 +313,7 @@ class Wan(nn.Module):
         if time_dim_concat is not None:
             more = pad_to_patch_size(time_dim_concat.to(x), patch)
             video = torch.cat([x, more.expand(x.shape[0], *more.shape[1:])], dim=2)
-        tokens = self.patch_embedding(video.float()).to(x.dtype)
+        tokens = self.embedded_video(video, **kwargs)
         shown = tokens.shape[2]
         img = tokens.flatten(2).transpose(1, 2)
         before = 0
@@ -331,6 +332,10 @@ class Wan(nn.Module):
         img = img.unflatten(1, (frames, rows, columns)).unflatten(-1, (*patch, self.config.out_dim))
         img = img.permute(0, 7, 1, 4, 2, 5, 3, 6).flatten(6).flatten(4, 5).flatten(2, 3)
         return img[:, :, : shape[0], : shape[1], : shape[2]]
+
+    def embedded_video(self, x: Tensor, **kwargs: Any) -> Tensor:
+        """The tokens of a padded video on their grid [batch, dim, frames, rows, columns]."""
+        return self.patch_embedding(x.float()).to(x.dtype)
 
     def run_blocks(
         self, img: Tensor, txt: Tensor, vec: Tensor, pe: Tensor, pictures: int, hooks: BlockHooks, **kwargs: Any

@@ -39,7 +39,7 @@ def test_config_is_read_from_shapes(name):
 PUBLISHED = {
     "wan21_t2v_14b": WanConfig(),
     "wan21_t2v_1_3b": WanConfig(dim=1536, ffn_dim=8960, num_heads=12, num_layers=30),
-    "wan21_i2v_14b": WanConfig(model_type="i2v", in_dim=36),
+    "wan21_i2v_14b": WanConfig(model_type="i2v", in_dim=36, image_dim=1280),
     "wan22_i2v_14b": WanConfig(in_dim=36),
     "wan22_ti2v_5b": WanConfig(in_dim=48, out_dim=48, dim=3072, ffn_dim=14336, num_heads=24, num_layers=30),
 }
