@@ -173,6 +173,35 @@ def test_load_image_fingerprint_follows_the_content(folders):
     assert nodes.LoadImage.IS_CHANGED("a.png") != before
 
 
+@pytest.mark.parametrize("kind", ["CLASSIC", "LRU", "RAM_PRESSURE"])
+@pytest.mark.parametrize("loader", ["LoadImage", "LoadImageMask", "LoadImageOutput"])
+def test_a_run_after_a_file_has_changed_has_its_new_pixels(folders, loader, kind):
+    """The new file has the name, the size and the time of the old one; a file that stays the same is not read again."""
+    import os
+
+    from comfy_execution.caching import CacheType
+    from tests.engine.engine_kit import FakeServer, Runner, n
+
+    path = folders / ("output" if loader == "LoadImageOutput" else "input") / "a.png"
+    extra = {"channel": "red"} if loader == "LoadImageMask" else {}
+    shown = {"image": "a.png [output]" if loader == "LoadImageOutput" else "a.png", **extra}
+    prompt = {"l": n(loader, **shown), "s": n("SaveImage", images=("l", 0), filename_prefix="seen")}
+    if loader == "LoadImageMask":
+        prompt |= {"m": n("MaskToImage", mask=("l", 0)), "s": n("SaveImage", images=("m", 0), filename_prefix="seen")}
+    runner = Runner(FakeServer(), CacheType[kind], lru=10)
+    seen, stamp = [], None
+    for colour in ((255, 0, 0), (255, 0, 0), (0, 255, 0)):
+        Image.new("RGB", (4, 4), colour).save(path, compress_level=0)
+        stamp = stamp or path.stat()
+        os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+        assert (path.stat().st_size, path.stat().st_mtime_ns) == (stamp.st_size, stamp.st_mtime_ns)
+        (item,) = runner.good(prompt)["s"]["images"]
+        with Image.open(folders / "output" / item["filename"]) as image:
+            seen.append((item["filename"], image.convert("RGB").getpixel((0, 0))[0]))
+    assert [red for _, red in seen] == [255, 255, 0]
+    assert seen[0] == seen[1] and seen[2][0] != seen[0][0]
+
+
 @pytest.mark.parametrize(
     "name", ["missing.png", "../secret.png", "/etc/passwd", "a.png [output]", "", ".", "a\0b.png", None, 5]
 )

@@ -102,3 +102,13 @@ async def test_classes_that_cannot_describe_themselves(running, caplog, error):
         assert status == 200 and "Text" in known and "Odd" not in known
     assert (await running.get("/object_info/Odd"))[:2] == (200, {})
     assert sum("Odd" in record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR) == 1
+
+
+@pytest.mark.parametrize("path", ["/object_info", "/object_info/Text"])
+async def test_classes_are_asked_off_the_event_loop(running, path):
+    """Some list folders with thousands of files."""
+    nodes, threads = sys.modules["nodes"], []
+    plain = nodes.node_info
+    nodes.node_info = lambda name: (threads.append(threading.current_thread()), plain(name))[1]
+    assert "Text" in (await running.get(path))[1]
+    assert threads and threading.main_thread() not in threads
