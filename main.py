@@ -188,6 +188,9 @@ async def serve() -> int:
             signal.signal(sig, lambda *_: loop.call_soon_threadsafe(stop))
 
     addresses = [(address.strip(), args.port) for address in args.listen.split(",") if address.strip()]
+    if not addresses:
+        log.error("--listen %r names no address", args.listen)
+        return EXIT_FAILED
     try:
         await server.start_multi_address(addresses, call_on_start=None if args.dont_print_server else announce)
     except OSError as error:

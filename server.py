@@ -318,5 +318,9 @@ def _tls_context() -> ssl.SSLContext | None:
     if not (args.tls_keyfile and args.tls_certfile):
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(certfile=args.tls_certfile, keyfile=args.tls_keyfile)
+    try:
+        context.load_cert_chain(certfile=args.tls_certfile, keyfile=args.tls_keyfile)
+    except OSError as error:  # ssl's errors are such, too
+        what = f"--tls-certfile {args.tls_certfile} and --tls-keyfile {args.tls_keyfile} cannot be used"
+        raise OSError(error.errno, f"{what}: {error.strerror or error}") from error
     return context

@@ -86,6 +86,23 @@ def _cuda_devices(text: str) -> str:
     return text
 
 
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 65535")
+    return int(text)
+
+
+def _amount(text: str) -> float:
+    """A number from 0 on that can be counted with, unlike nan and inf."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < 1e12:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
+    return number
+
+
 def _positive(text: str) -> int:
     try:
         number = int(text)
@@ -134,7 +151,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="ADDRESSES",
         help="comma-separated addresses to listen on; without a value: every interface, IPv4 and IPv6",
     )
-    net.add_argument("--port", type=int, default=8188, help="TCP port (%(default)s)")
+    net.add_argument("--port", type=_port, default=8188, help="TCP port (%(default)s)")
     net.add_argument("--tls-keyfile", metavar="PATH", help="private key; with --tls-certfile the server speaks https")
     net.add_argument("--tls-certfile", metavar="PATH", help="certificate for https")
     net.add_argument(
@@ -152,7 +169,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="PATH",
         help="answer below this path as well, for a reverse proxy that passes it on (example: /comfy)",
     )
-    net.add_argument("--max-upload-size", type=float, default=100, metavar="MB", help="largest request body")
+    net.add_argument("--max-upload-size", type=_amount, default=100, metavar="MB", help="largest request body (0: any)")
     net.add_argument("--enable-compress-response-body", action="store_true", help="gzip JSON and text answers")
     net.add_argument("--multi-user", action="store_true", help="separate settings and files per comfy-user header")
     net.add_argument(
@@ -242,7 +259,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     packs.add_argument(
         "--custom-node-timeout",
-        type=float,
+        type=_amount,
         default=300,
         metavar="SECONDS",
         help="go on without a pack that takes longer to import (%(default)s; 0: wait for it)",
@@ -269,7 +286,9 @@ def build_parser() -> argparse.ArgumentParser:
         default=LatentPreviewMethod.NoPreviews,
         help="how samplers draw previews",
     )
-    other.add_argument("--preview-size", type=int, default=512, metavar="PIXELS", help="largest side of a preview")
+    other.add_argument(
+        "--preview-size", type=_positive, default=512, metavar="PIXELS", help="largest side of a preview"
+    )
     other.add_argument(
         "--verbose",
         nargs="*",
@@ -302,7 +321,7 @@ def _add_protection_flags(parser: argparse.ArgumentParser) -> None:
     )
     limits.add_argument(
         "--max-queue-size",
-        type=float,
+        type=_amount,
         default=0,
         metavar="MB",
         help="refuse prompts (429) while those that wait are this large together (0: no limit)",
@@ -416,8 +435,12 @@ def _add_device_flags(parser: argparse.ArgumentParser) -> None:
         "--directml", type=int, nargs="?", default=None, const=-1, metavar="DEVICE", help="use torch-directml"
     )
     dev.add_argument("--oneapi-device-selector", default=None, metavar="SELECTOR", help="visible oneAPI devices")
-    dev.add_argument("--reserve-vram", type=float, default=None, metavar="GB", help="VRAM left free for other programs")
-    dev.add_argument("--vram-headroom", type=float, default=0, metavar="GB", help="extra VRAM kept free while loading")
+    dev.add_argument(
+        "--reserve-vram", type=_amount, default=None, metavar="GB", help="VRAM left free for other programs"
+    )
+    dev.add_argument(
+        "--vram-headroom", type=_amount, default=0, metavar="GB", help="extra VRAM kept free while loading"
+    )
     dynamic = dev.add_mutually_exclusive_group()
     dynamic.add_argument("--enable-dynamic-vram", action="store_true", help="load weights as they are needed")
     dynamic.add_argument("--disable-dynamic-vram", action="store_true", help="load whole models")
@@ -457,7 +480,7 @@ def _add_device_flags(parser: argparse.ArgumentParser) -> None:
     cache.add_argument(
         "--cache-ram",
         nargs="*",
-        type=float,
+        type=_amount,
         default=CACHE_RAM_AUTOMATIC,
         metavar="GB",
         help="keep node results until free RAM falls below these thresholds (the default)",

@@ -56,11 +56,11 @@ class Form:
 async def read_form(request: web.Request, file_field: str, limit: int) -> Form:
     """Read the whole form; the first file in `file_field` is staged in the temp folder.
 
-    Raises NotMultipart, FormError, and HTTPRequestEntityTooLarge beyond `limit` bytes.
+    Raises NotMultipart, FormError, and HTTPRequestEntityTooLarge beyond `limit` bytes (0: any size).
     """
     if not request.content_type.startswith("multipart/"):
         raise NotMultipart("expected a multipart/form-data body")
-    if request.content_length is not None and request.content_length > limit:
+    if limit and request.content_length is not None and request.content_length > limit:
         raise web.HTTPRequestEntityTooLarge(max_size=limit, actual_size=request.content_length)
     form = Form()
     try:
@@ -85,7 +85,7 @@ async def read_form(request: web.Request, file_field: str, limit: int) -> Form:
 
 
 def _count(used: int, more: int, limit: int) -> int:
-    if used + more > limit:
+    if limit and used + more > limit:
         raise web.HTTPRequestEntityTooLarge(max_size=limit, actual_size=used + more)
     return used + more
 

@@ -50,6 +50,24 @@ def test_implications():
         ["--cuda-device", "first"],
         ["--no-such-flag"],
         ["--port", "eighty"],
+        ["--port", "65536"],
+        ["--port", "-1"],
+        *(
+            [flag, value]
+            for flag in (
+                "--max-upload-size",
+                "--max-queue-size",
+                "--reserve-vram",
+                "--vram-headroom",
+                "--cache-ram",
+                "--custom-node-timeout",
+                "--job-timeout",
+                "--drain-seconds",
+            )
+            for value in ("nan", "inf", "much")
+        ),
+        ["--max-upload-size", "-5"],
+        ["--preview-size", "0"],
     ],
 )
 def test_refused(flags, capsys):

@@ -152,3 +152,18 @@ def test_tls(start, tmp_path):
     trusted = ssl.create_default_context(cafile=certificate)
     server.until_listening(scheme="https", context=trusted)
     assert server.get("/features", scheme="https", context=trusted).status == 200
+
+
+@pytest.mark.parametrize(
+    "flags, told",
+    [
+        (["--listen", " ,"], "names no address"),
+        (["--tls-certfile", "/no/cert.pem", "--tls-keyfile", "/no/key.pem"], "/no/cert.pem"),
+        (["--listen", "999.1.1.1"], "999.1.1.1"),
+    ],
+)
+def test_addresses_and_certificates_that_cannot_be_used_are_named(start, flags, told):
+    process = start(*flags)
+    assert process.process.wait(60) == 1
+    text = process.log.read_text()
+    assert told in text and "Traceback" not in text

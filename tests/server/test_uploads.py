@@ -175,3 +175,12 @@ async def test_range_beyond_the_file(running):
     assert (await running.get("/view?type=input&filename=x.bin", headers={"Range": "bytes=10-20"}))[0] == 416
     status, body, _ = await running.get("/view?type=input&filename=x.bin", headers={"Range": "bytes=1-2"})
     assert (status, body) == (206, b"23")
+
+
+async def test_without_a_limit_everything_is_taken(start, flags):
+    flags(max_upload_size=0)
+    running = await start()
+    data = b"x" * 3_000_000
+    assert (await running.upload("a.bin", data))[0] == 200
+    assert (await running.post("/userdata/a.bin", data=data))[0] == 200
+    assert (running.base / "input" / "a.bin").read_bytes() == data
