@@ -184,13 +184,13 @@ class Downsample(nn.Module):
 
 
 class Upsample(nn.Module):
-    """Twice the size and half the channels, and with `in_time` twice the frames behind the first one."""
+    """Twice the size and half the channels (or `out`), and with `in_time` twice the frames behind the first one."""
 
-    def __init__(self, channels: int, in_time: bool, operations: Any, **factory: Any):
+    def __init__(self, channels: int, in_time: bool, operations: Any, out: int | None = None, **factory: Any):
         super().__init__()
         self.resample = nn.Sequential(
             nn.Upsample(scale_factor=2.0, mode="nearest-exact"),
-            operations.Conv2d(channels, channels // 2, 3, padding=1, **factory),
+            operations.Conv2d(channels, out or channels // 2, 3, padding=1, **factory),
         )
         self.time_conv = None
         if in_time:
@@ -277,6 +277,9 @@ class WanAutoencoder(nn.Module):
     """Videos [batch, 3, frames, h, w] in -1..1 to latents [batch, z_dim, 1 + (frames - 1) / 4, h / 8, w / 8] and
     back; frames are 1 more than a multiple of 4 (those beyond are left out). A picture is a video of one frame."""
 
+    ENCODER: type[nn.Module] = Encoder
+    DECODER: type[nn.Module] = Decoder
+
     def __init__(
         self,
         config: WanAutoencoderConfig | None = None,
@@ -288,10 +291,10 @@ class WanAutoencoder(nn.Module):
         config = config or WanAutoencoderConfig()
         factory = {"dtype": dtype, "device": device}
         self.config = config
-        self.encoder = Encoder(config, operations, **factory)
+        self.encoder = self.ENCODER(config, operations, **factory)
         self.conv1 = operations.Conv3d(config.z_dim * 2, config.z_dim * 2, 1, **factory)
         self.conv2 = operations.Conv3d(config.z_dim, config.z_dim, 1, **factory)
-        self.decoder = Decoder(config, operations, **factory)
+        self.decoder = self.DECODER(config, operations, **factory)
 
     def encode(self, pixels: Tensor) -> Tensor:
         """The mean; nothing is sampled. The first frame, and then a latent frame's worth of frames at a time: what is

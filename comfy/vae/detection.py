@@ -13,7 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from comfy.vae import autoencoder_flux2, autoencoder_kl, autoencoder_wan, diffusers_layout, diffusers_wan, taesd
+from comfy.vae import (
+    autoencoder_flux2,
+    autoencoder_kl,
+    autoencoder_wan,
+    autoencoder_wan22,
+    diffusers_layout,
+    diffusers_wan,
+    taesd,
+)
 
 
 @dataclass(frozen=True)
@@ -89,15 +97,22 @@ def detect_taesd(sd: Mapping[str, Tensor]) -> Autoencoder | None:
 
 
 def detect_wan(sd: Mapping[str, Tensor]) -> Autoencoder | None:
-    """Wan 2.1's, which Qwen-Image uses, too."""
+    """Wan 2.1's, which Qwen-Image uses, too, and Wan 2.2's."""
     if diffusers_wan.MARK in sd:
         sd = diffusers_wan.to_own_layout(sd)
-    if "decoder.middle.0.residual.0.gamma" not in sd or "encoder.downsamples.0.residual.2.weight" not in sd:
+    elif diffusers_wan.MARK_22 in sd:
+        sd = diffusers_wan.to_own_layout_22(sd)
+    if "decoder.middle.0.residual.0.gamma" not in sd:
         return None
-    config = autoencoder_wan.config_from_state_dict(sd)
+    kind, network = autoencoder_wan, autoencoder_wan.WanAutoencoder
+    if "encoder.downsamples.0.downsamples.0.residual.2.weight" in sd:
+        kind, network = autoencoder_wan22, autoencoder_wan22.Wan22Autoencoder
+    elif "encoder.downsamples.0.residual.2.weight" not in sd:
+        return None
+    config = kind.config_from_state_dict(sd)
 
     def build(**kwargs: Any) -> nn.Module:
-        return autoencoder_wan.WanAutoencoder(config, **kwargs)
+        return network(config, **kwargs)
 
     return Autoencoder(build, sd, config.z_dim, config.downscale, time_downscale=config.time_downscale)
 

@@ -1,5 +1,5 @@
-"""The file of Wan's autoencoder in the layout of the diffusers library (as in Qwen-Image's repository), under the names
-of the original."""
+"""The files of Wan's autoencoders in the layout of the diffusers library (as in Qwen-Image's repository), under the
+names of the originals."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 MARK = "encoder.down_blocks.0.norm1.gamma"
+MARK_22 = "encoder.down_blocks.0.resnets.0.norm1.gamma"
 
 _PARTS = {
     "norm1": "residual.0",
@@ -26,6 +27,26 @@ _ENDS = {
     "mid_block.resnets.1": "middle.2",
 }
 _UP = re.compile(r"^decoder\.up_blocks\.(\d+)\.(?:resnets\.(\d+)|upsamplers\.0)\.(.*)$")
+
+# Wan 2.2's: levels of residual blocks, then a step up or down.
+_LEVEL = re.compile(r"^(encoder|decoder)\.(down|up)_blocks\.(\d+)\.(?:resnets\.(\d+)|(?:down|up)sampler)\.(.*)$")
+
+
+def to_own_layout_22(sd: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of Wan 2.2's renamed."""
+    counts: dict[str, int] = {}
+    for match in filter(None, map(_LEVEL.match, sd)):
+        counts[match[1]] = max(counts.get(match[1], 0), 1 + int(match[4] or -1))
+    out = {}
+    for key, value in sd.items():
+        if match := _LEVEL.match(key):
+            half, way, level, number, rest = match.groups()
+            place = counts[half] if number is None else number
+            key = f"{half}.{way}samples.{level}.{way}samples.{place}.{_part(rest)}"
+            out[key] = value
+        else:
+            out[_own_name(key, 0)] = value
+    return out
 
 
 def to_own_layout(sd: Mapping[str, Tensor]) -> dict[str, Tensor]:
