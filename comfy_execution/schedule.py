@@ -208,7 +208,8 @@ class Schedule:
         source = self._nodes.get(source_id)
         if source is None:
             if not self._prompt.has_node(source_id):
-                message = f"Input {name!r} of node {node.id} is linked to node {source_id}, which is not in the prompt"
+                what = f"Input {name!r} of" if name else "The graph returned by"
+                message = f"{what} node {node.id} is linked to node {source_id}, which is not in the prompt"
                 raise NodeNotFoundError(message, node.id)
             if self._has_result(source_id):
                 return False

@@ -303,6 +303,20 @@ def test_missing_slot_is_named(runner, classes, value):
     assert "output 0 of node x (Short)" in error["exception_message"]
 
 
+def test_a_graph_whose_result_is_nowhere(runner, classes):
+    @node({}, ["INT"])
+    class Lost:
+        def run(self):
+            return {"expand": {"x": n("Int", value=5)}, "result": (["nowhere", 0],)}
+
+    classes["Lost"] = Lost
+    error = runner.bad({"l": n("Lost"), "o": n("Show", value=("l", 0))})
+    assert error["node_id"] == "l" and error["exception_message"].startswith(
+        "The graph returned by node l is linked to"
+    )
+    assert "nowhere" in error["exception_message"]
+
+
 def test_ui_data(runner, classes):
     @node({"value": ("*", {})}, OUTPUT_NODE=True)
     class Ui:
