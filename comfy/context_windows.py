@@ -323,6 +323,9 @@ class IndexListContextHandler:
     def _tensor_of(self, value: Any, x_in: Tensor, window: IndexListContextWindow) -> Any:
         if not isinstance(value, Tensor) or self.dim >= value.ndim:
             return value
+        if value.ndim == x_in.ndim + 1 and value.shape[3:] == x_in.shape[2:] and self.dim > 1:
+            # Videos side by side: one axis more before the channels.
+            return window.get_tensor(value, self.dim + 1, self.cond_retain_index_list)
         like_latent = self.dim == 0 or value.ndim == x_in.ndim
         if not like_latent or value.shape[self.dim] != x_in.shape[self.dim]:
             return value

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from comfy.devices import is_oom
 
 # What the networks' configurations call the width of the text tokens and of the pooled vector.
-_TEXT_WIDTHS = ("context_dim", "context_in_dim", "cond_seq_dim", "cap_feat_dim", "joint_attention_dim")
+_TEXT_WIDTHS = ("context_dim", "context_in_dim", "cond_seq_dim", "cap_feat_dim", "joint_attention_dim", "text_dim")
+_CHANNELS = ("in_channels", "in_dim")
 _VECTOR_WIDTHS = ("adm_in_channels", "vec_in_dim", "text_emb_dim")
 
 
@@ -47,7 +48,7 @@ def find_mismatch(
             f"the conditioning's vector has {y.shape[-1]} values, and {name} takes {wanted}: "
             "it comes from a text encoder or a node of another model family"
         )
-    channels = getattr(getattr(network, "config", None), "in_channels", None)
+    channels = _width(network, _CHANNELS)
     if isinstance(channels, int) and x.ndim >= 4 and x.shape[1] < channels:
         return f"the latent has {x.shape[1]} channels with what is put beside it, and {name} takes {channels}"
     if control:

@@ -9,6 +9,13 @@ import torch
 from safetensors import safe_open
 
 from comfy import model_detection
+from comfy.conds import CONDRegular
+from comfy.context_windows import (
+    IndexListContextHandler,
+    IndexListContextWindow,
+    get_matching_context_schedule,
+    get_matching_fuse_method,
+)
 from comfy.denoisers.wan import WAN21_Camera, WAN21_Vace
 from comfy.model_base import BaseModel, UnfitConditioning
 from comfy.models import wan, wan_camera, wan_vace
@@ -18,6 +25,8 @@ from comfy.models.wan_vace import WanVace
 from tests.addons.transformer_controls import drawn, random
 from tests.architectures.record_wan import FILE, PICTURE_TOKENS, VACE_STRENGTH, inputs, published_name, weights
 from tests.networks.golden import LIMIT, error
+
+WINDOWS = get_matching_context_schedule("standard_static"), get_matching_fuse_method("flat")
 
 with safe_open(FILE, "pt") as f:
     OUT = {key: f.get_tensor(key) for key in f.keys()}  # noqa: SIM118
@@ -112,6 +121,15 @@ def test_vace_of_a_conditioning():
     assert made["vace_strength"] == [1.0]
     with pytest.raises(UnfitConditioning, match="3x4x6 and 2x4x6 cells"):
         conds(model, vace_frames=[torch.zeros(1, 32, 3, 4, 6)], vace_mask=[torch.zeros(1, 64, 3, 4, 6)])
+
+
+def test_windows_see_their_part_of_vaces_videos():
+    handler = IndexListContextHandler(*WINDOWS, context_length=2, dim=2)
+    x, videos = torch.zeros(1, 16, 5, 4, 6), random("videos", 1, 2, 96, 5, 4, 6)
+    window = IndexListContextWindow([2, 3], dim=2, total_frames=5)
+    part = handler._cond_of(CONDRegular(videos), x, window).cond
+    cells = window.cells
+    assert len(cells) < 5 and torch.equal(part, videos[:, :, :, cells])
 
 
 # --- camera

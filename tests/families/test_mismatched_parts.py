@@ -17,7 +17,7 @@ from tests.networks.golden import Golden
 
 FAMILIES = [
     *("unet_sd1", "unet_sd2_v", "mmdit_sd3", "flux_dev", "flux2", "chroma"),
-    *("auraflow", "pixart_sigma", "lumina2", "z_image", "qwen_image"),
+    *("auraflow", "pixart_sigma", "lumina2", "z_image", "qwen_image", "wan21_t2v"),
 ]
 
 

@@ -18,6 +18,7 @@ from comfy.ledger import Counters, ledger_of, totals
 from comfy.model_patcher import ModelPatcher
 from comfy.placement import units_of
 from comfy.system_memory import SystemMemory
+from tests.families.models import family_model
 from tests.memory.conftest import HOST, PAPER
 from tests.networks.golden import Golden
 
@@ -381,3 +382,18 @@ def test_page_locked_memory_is_half_of_it_at_most(container, monkeypatch):
     assert [a is not b for a, b in zip(pinned, tensors)] == [True, True, False, False]
     del pinned
     assert memory.pin(tensors[0]) is not tensors[0]  # given back
+
+
+def test_wan_streams_its_layers(device):
+    """Also the convolution that computes in float32; the tables that are no layer's are on the device."""
+    golden = Golden("wan21_t2v")
+    x, sigma, context = (golden.inputs[name] for name in ("x", "sigma", "context"))
+    patcher = ModelPatcher(family_model(golden), PAPER, HOST)
+    whole = patcher.model.apply_model(x, sigma, c_crossattn=context)
+    load(patcher)
+    comfy.model_management.unload_all_models()
+    kept = sum(unit.size for unit in units_of(patcher.model) if not unit.streamable)
+    device.size = kept + patcher.model.placement.buffer_bytes(patcher.model) + patcher.model_size() // 3
+    load(patcher)
+    assert 0 < patcher.loaded_size() < patcher.model_size()
+    assert torch.equal(patcher.model.apply_model(x, sigma, c_crossattn=context), whole)
