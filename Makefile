@@ -37,8 +37,10 @@ test-unit test-fast: export OMP_NUM_THREADS ?= 1
 
 test: $(VENV)/.installed-test browser lint test-unit test-conformance
 
-test-unit:
-	$(BIN)/python -m pytest -q --ignore=tests/conformance
+# A module's tests share servers and models, so they stay together in one of the processes.
+WORKERS ?= 2
+test-unit: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -q --ignore=tests/conformance -n $(WORKERS) --dist loadfile
 
 test-conformance:
 	$(SUITES) CONFORMANCE_BETTER=1 $(BIN)/python -m pytest -q --import-mode=prepend tests/conformance

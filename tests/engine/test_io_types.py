@@ -124,7 +124,7 @@ def test_output(classes, name):
     assert outputs[0].id == f"_0_{io_type}_" and info["output_matchtypes"] is None
 
 
-@pytest.mark.parametrize("name", ONLY_INPUTS)
+@pytest.mark.parametrize("name", sorted(ONLY_INPUTS))
 def test_types_without_outputs(name):
     assert not hasattr(getattr(io, name), "Output")
 

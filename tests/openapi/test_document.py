@@ -22,7 +22,7 @@ PAGE = Path(routes.__file__).parents[1] / "web" / "api-docs"
 
 
 @pytest.fixture
-async def server():
+async def server(base):
     """A listening server without nodes or worker."""
     before = getattr(PromptServer, "instance", None)
     server = PromptServer(asyncio.get_running_loop())
