@@ -107,22 +107,22 @@ class FrontEnd:
     def open(self, expected: str = "text_to_image") -> None:
         """Load the page in a browser that has no workflow yet; wait until the expected one alone is open."""
         self.page.goto(f"{self.base}/", wait_until="domcontentloaded")
-        self.wait_until_usable()
+        self.wait_until_started()
         self.wait(lambda: self.tabs() == [expected], f"workflow {expected}")
         self.page.wait_for_timeout(SETTLE_MS)
 
     def reload(self) -> None:
         """Load the page again, in the same browser."""
         self.page.reload(wait_until="domcontentloaded")
-        self.wait_until_usable()
+        self.wait_until_started()
+        self.page.wait_for_timeout(SETTLE_MS)
 
-    def wait_until_usable(self) -> None:
+    def wait_until_started(self) -> None:
         """Wait for the start to end: the Run button is there and the front end has opened what it opens."""
         self.page.wait_for_function(
             "window.app?.graph && window.app.extensionManager?.spinner === false", timeout=START_MS
         )
         self.page.wait_for_selector("[data-testid=queue-button]", timeout=START_MS)
-        self.page.wait_for_timeout(SETTLE_MS)
 
     def js(self, expression: str, argument: Any = None) -> Any:
         """The JSON value of a JavaScript expression or function, awaited."""

@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 
 from tests.examples.server_process import ServerProcess
+from tests.jobs.conftest import Life
 
 pytestmark = pytest.mark.slow
 
@@ -98,10 +99,12 @@ def start(tmp_path):
     (tmp_path / "user").mkdir()
     servers = []
 
-    def start_server(*flags: str) -> Server:
+    def start_server(*flags: str, ready: bool = True) -> Server:
+        """A server that answers, with `ready=False` as early as that is possible."""
         server = Server(tmp_path, *flags)
         servers.append(server)
-        return server.__enter__()
+        server.wait_until_answers("/object_info" if ready else "/queue")
+        return server
 
     yield start_server
     for server in servers:
@@ -119,13 +122,15 @@ def test_what_runs_is_put_back_and_what_waits_is_kept(start, class_type):
         free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         free.bind(("127.0.0.1", server.port))
     assert "Traceback" not in server.log and "holds up" not in server.log
-    again = start("--on-restart", "pause")
-    assert again.queue() == [ids[0], *reversed(ids[1:])]
-    assert [item[0] for item in again.get("/queue")["queue_pending"]] == [1, 2, 3, 4]
-    job = again.get(f"/api/jobs/{ids[0]}?full=true")
-    assert [(attempt["result"], attempt["reason"]) for attempt in job["attempts"]] == [("put_back", "shutdown")]
-    assert again.stop() == 0
     assert server.ran == ["begin 0"]
+    again = Life(server.folder / "user" / "jobs.db", "pause")
+    try:
+        assert again.waiting() == [ids[0], *reversed(ids[1:])]
+        assert [entry[0] for entry in again.queue.queue] == [1, 2, 3, 4]
+        (attempt,) = again.ledger.find(ids[0]).attempts
+        assert (attempt.result, attempt.reason) == ("put_back", "shutdown")
+    finally:
+        again.stop()
 
 
 def test_what_runs_may_end_in_time(start):
@@ -191,6 +196,5 @@ def test_a_stuck_node_ends_the_process_if_that_is_wanted(start):
 
 def test_a_worker_that_never_had_a_chance(start):
     """Told to stop while the nodes are still being loaded."""
-    server = Server(start().folder)
-    server.wait_until_answers("/queue")
+    server = start(ready=False)
     assert server.stop() == 0

@@ -31,39 +31,68 @@ def inputs(model):
     return golden.inputs["x"], golden.inputs["timesteps"], {"context": golden.inputs["context"]}
 
 
-@pytest.mark.parametrize(("backend", "works"), [("eager", True), (wrong, False), (broken, False)])
-def test_results_are_checked(model, inputs, backend, works):
+class Counting(CheckedNetwork):
+    """Counts its runs."""
+
+    runs = 0
+
+    def __call__(self, *args, **kwargs):
+        self.runs += 1
+        return super().__call__(*args, **kwargs)
+
+
+@pytest.fixture(scope="module")
+def network(model):
+    """The compiled network of this module's tests: tracing one takes seconds."""
     torch._dynamo.reset()
+    return Counting(model.diffusion_model, backend="eager")
+
+
+class Small(torch.nn.Module):
+    """A network that is traced at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, x, time, context):
+        return self.layer(x) * time[:, None, None, None] + context.mean()
+
+
+def check_results(network, plain, inputs):
     x, time, context = inputs
-    network = CheckedNetwork(model.diffusion_model, backend=backend)
     with torch.inference_mode():
-        expected = model.diffusion_model(x, time, **context)
+        expected = plain(x, time, **context)
         for _ in range(2):
             assert torch.allclose(network(x, time, **context), expected, atol=1e-5)
-    assert network.works == works
 
 
-def test_the_model_uses_it_when_nothing_hangs_in_its_blocks(model, inputs, monkeypatch):
-    torch._dynamo.reset()
+def test_results_are_the_networks(model, network, inputs):
+    check_results(network, model.diffusion_model, inputs)
+    assert network.works
+
+
+@pytest.mark.parametrize("backend", [wrong, broken])
+def test_a_network_with_other_results_or_none_runs_uncompiled(inputs, backend):
+    plain = Small()
+    network = CheckedNetwork(plain, backend=backend)
+    check_results(network, plain, inputs)
+    assert not network.works
+
+
+def test_the_model_uses_it_when_nothing_hangs_in_its_blocks(model, network, inputs, monkeypatch):
     x, _time, context = inputs
-    runs = []
-
-    class Counting(CheckedNetwork):
-        def __call__(self, *args, **kwargs):
-            runs.append(1)
-            return super().__call__(*args, **kwargs)
-
-    network = Counting(model.diffusion_model, backend="eager")
+    before = network.runs
     monkeypatch.setattr(comfy.fast_network, "compiled", lambda network_: network)
     monkeypatch.setattr(comfy.fast_network, "wanted", lambda device: True)
     sigma = torch.ones(x.shape[0])
     with torch.inference_mode():
         told = {"sigmas": sigma, "cond_or_uncond": [0, 1], "wrappers": {}, "patches": {}}
         compiled = model.apply_model(x, sigma, c_crossattn=context["context"], transformer_options=told)
-        assert runs == [1]
+        assert network.runs == before + 1 and network.works
         patched = {"patches": {"middle_patch": [lambda h, options: h]}}
         plain = model.apply_model(x, sigma, c_crossattn=context["context"], transformer_options=patched)
-    assert runs == [1] and torch.allclose(compiled, plain, atol=1e-5)
+    assert network.runs == before + 1 and torch.allclose(compiled, plain, atol=1e-5)
 
 
 @pytest.mark.parametrize(
