@@ -52,8 +52,11 @@ def latent_of(key: str, facts: dict[str, Any]) -> Tensor:
     return toy.tensors("samplers")[key.replace("two_stage_second", "two_stage_first")]
 
 
-def run(key: str) -> Outcome:
-    """A case with a named sampler and scheduler."""
+def run(key: str, noise_factor: float = 1.0) -> Outcome:
+    """A case with a named sampler and scheduler.
+
+    noise_factor: what the first noise is multiplied with, to see how much hangs on its last digit.
+    """
     facts = toy.meta("samplers")[key]
     kind = key.split("/")[0]
     patcher = toy.patcher("eps" if kind == "edge" else kind).clone()
@@ -69,7 +72,7 @@ def run(key: str) -> Outcome:
     callbacks: list[tuple[int, Tensor, Tensor]] = []
     samples = comfy.sample.sample(
         patcher,
-        noise,
+        noise * noise_factor,
         facts["steps"],
         facts["cfg"],
         facts["sampler"],

@@ -24,8 +24,7 @@ LOOSE = {ADAPTIVE_FROM_4518: 1e-2, DEIS_FROM_4518: 2e-3}
 # Own steps, or midpoints of steps down to a sigma that float32 knows to a digit or two.
 INNER_SIGMAS_VARY = (
     "dpm_adaptive",
-    "SamplerDPMAdaptative/order2",
-    "SamplerDPMAdaptative/order3_eta0.7",
+    "SamplerDPMAdaptative",
     "dpmpp_2s_ancestral",
     "dpmpp_2s_ancestral_cfg_pp",
 )
@@ -45,12 +44,24 @@ def size(tensor: torch.Tensor) -> float:
     return max(1.0, float(tensor.abs().max()) / USUAL_SIZE) if tensor.numel() else 1.0
 
 
+def by_last_digits(key: str, outcome: sampler_cases.Outcome, want: torch.Tensor) -> float:
+    """How far a result moves when the last digit of the noise does.
+
+    A few cases (SVD's noise of 700, solvers whose terms cancel) multiply it a thousandfold. Their recordings are met
+    by processors that round like the one they were made on; on others the result may be off by about as much as this.
+    """
+    if key.startswith("custom/"):
+        return 0.0
+    others = (sampler_cases.run(key, 1 + units * 2.0**-23).samples for units in (-2, -1, 1, 2, 4))
+    return 2 * max(toy.difference(other, outcome.samples) for other in others) / size(want)
+
+
 def problems(key: str, outcome: sampler_cases.Outcome) -> list[str]:
     """What is wrong with the outcome of a case, in words."""
     facts, want = CASES[key], toy.tensors("samplers")[key]
     found = []
     error = toy.difference(outcome.samples, want) / size(want)
-    if not error <= LOOSE.get(key, TOLERANCE):
+    if not error <= LOOSE.get(key, TOLERANCE) and not error <= by_last_digits(key, outcome, want):
         found.append(f"differs by {error:.1e}")
     if len(outcome.calls) != facts["evals"]:
         found.append(f"{len(outcome.calls)} evaluations, not {facts['evals']}")
