@@ -230,7 +230,7 @@ def test_weights_count_for_lumina_only():
     heavier = made.encode_token_weights({"gemma2_2b": [[(i, 1.0 + (n == 2)) for n, i in enumerate(ids)]]})[0]
     same = torch.ones(6, dtype=torch.bool)
     same[2] = False
-    assert torch.equal(plain[:, same], heavier[:, same]) and error(plain[:, 2], heavier[:, 2]) > 1e-3
+    assert error(plain[:, same], heavier[:, same]) < 1e-6 and error(plain[:, 2], heavier[:, 2]) > 1e-3
     tokens = LuminaTokenizer.__mro__[0].options
     assert tokens["start_token"] == 2 and tokens["pad_token"] == 0
 
