@@ -96,7 +96,7 @@ def test_a_file_that_cannot_be_deleted_does_not_stop_the_rest(folder, monkeypatc
     assert trim(str(folder), Limits(age=2.5 * HOUR)) == 2 and left(folder) == ["a", "b", "e"]
 
 
-def test_the_janitor_looks_at_once_and_again_until_it_stops(folder, monkeypatch):
+def test_the_janitor_looks_at_once_and_again_until_it_stops(folder, monkeypatch, tmp_path_factory):
     monkeypatch.setattr(file_retention, "EVERY", 0.01)
     gone = []
     janitor = Janitor({str(folder): Limits(size=250), str(folder / "none"): Limits(age=1)}, gone.append)
@@ -104,7 +104,9 @@ def test_the_janitor_looks_at_once_and_again_until_it_stops(folder, monkeypatch)
     deadline = time.monotonic() + 10
     while left(folder) != ["a", "b"] and time.monotonic() < deadline:
         time.sleep(0.01)
-    write(folder / "f", 6)
+    aside = tmp_path_factory.mktemp("aside") / "f"
+    write(aside, 6)
+    aside.rename(folder / "f")  # it must not be seen before it is old
     while (folder / "f").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     janitor.stop()
