@@ -28,7 +28,9 @@ LONGEST_ANSWER = 20  # seconds
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     """A server with assets switched on: all its routes answer."""
-    with ServerProcess(tmp_path_factory.mktemp("server"), "--enable-assets") as process:
+    folder = tmp_path_factory.mktemp("server")
+    database = f"sqlite:///{folder}/assets.db"  # the usual one is in the checkout, whatever the base directory
+    with ServerProcess(folder, "--enable-assets", "--database-url", database) as process:
         yield process
 
 
