@@ -10,10 +10,20 @@ from __future__ import annotations
 import argparse
 import enum
 import json
-import os
-import re
 
 import comfy.options
+from comfy.cli_values import (
+    EnumAction,
+    VerboseAction,
+    amount,
+    base_path,
+    cuda_devices,
+    directory,
+    file_limits,
+    port,
+    positive,
+    retention,
+)
 
 
 class LatentPreviewMethod(enum.Enum):
@@ -40,99 +50,6 @@ class PerformanceFeature(enum.Enum):
     Compile = "compile"
 
 
-class EnumAction(argparse.Action):
-    """Stores members of the enum given as `type`, accepting their values on the command line."""
-
-    def __init__(self, **kwargs):
-        self._enum = kwargs.pop("type")
-        kwargs.setdefault("choices", tuple(e.value for e in self._enum))
-        super().__init__(**kwargs)
-
-    def __call__(self, parser, namespace, values, option_string=None):
-        if isinstance(values, (list, tuple)):
-            value = [self._enum(v) for v in values]
-        else:
-            value = self._enum(values)
-        setattr(namespace, self.dest, value)
-
-
-class VerboseAction(argparse.Action):
-    """`--verbose [LEVEL [FILE]]`: sets the console level, or collects (level, file) pairs."""
-
-    LEVELS = ("DEBUG", "DETAIL", "INFO", "WARNING", "ERROR", "CRITICAL")
-
-    def __call__(self, parser, namespace, values, option_string=None):
-        values = list(values) or ["DEBUG"]
-        level = values[0].upper()
-        if level not in self.LEVELS:
-            parser.error(f"--verbose: unknown level {values[0]!r} (choose from {', '.join(self.LEVELS)})")
-        if len(values) > 2:
-            parser.error("--verbose takes a level and a file at most")
-        if len(values) == 1:
-            namespace.verbose = level
-        else:
-            namespace.log_files = [*getattr(namespace, "log_files", []), (level, values[1])]
-
-
-def _directory(path: str) -> str:
-    if not os.path.isdir(path):
-        raise argparse.ArgumentTypeError(f"{path!r} is not an existing folder")
-    return os.path.abspath(path)
-
-
-def _cuda_devices(text: str) -> str:
-    if text.strip().lower() != "all" and not all(p.strip().isdigit() for p in text.split(",")):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of device numbers, nor 'all'")
-    return text
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 65535")
-    return int(text)
-
-
-def _amount(text: str) -> float:
-    """A number from 0 on that can be counted with, unlike nan and inf."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0 <= number < 1e12:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
-    return number
-
-
-def _positive(text: str) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return number
-
-
-def _retention(text: str) -> str:
-    if not re.fullmatch(r"(\d{1,12}[smhdw]?|all)(,(\d{1,12}[smhdw]?|all))?", text.strip().lower()):
-        raise argparse.ArgumentTypeError(f"{text!r} is no age (30d), number of jobs (5000), both (30d,5000), nor all")
-    return text.strip().lower()
-
-
-def _file_limits(text: str) -> str:
-    for part in text.split(","):
-        if not re.fullmatch(r"\s*\d+(\.\d+)?\s*(m|h|d|w|mb|gb|tb)\s*", part, re.IGNORECASE):
-            raise argparse.ArgumentTypeError(f"{text!r} is no age (12h, 30d), no size (500MB, 20GB), nor both")
-    return text
-
-
-def _base_path(text: str) -> str:
-    path = "/" + text.strip("/") if text.strip("/") else ""
-    if not re.fullmatch(r"(/[A-Za-z0-9._~-]+)*", path) or "/." in path:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a path such as /comfy or /tools/comfy")
-    return path
-
-
 CACHE_RAM_AUTOMATIC: list[float] = []  # --cache-ram without values: thresholds follow the machine's RAM
 
 
@@ -151,7 +68,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="ADDRESSES",
         help="comma-separated addresses to listen on; without a value: every interface, IPv4 and IPv6",
     )
-    net.add_argument("--port", type=_port, default=8188, help="TCP port (%(default)s)")
+    net.add_argument("--port", type=port, default=8188, help="TCP port (%(default)s)")
     net.add_argument("--tls-keyfile", metavar="PATH", help="private key; with --tls-certfile the server speaks https")
     net.add_argument("--tls-certfile", metavar="PATH", help="certificate for https")
     net.add_argument(
@@ -164,12 +81,12 @@ def build_parser() -> argparse.ArgumentParser:
     )
     net.add_argument(
         "--base-path",
-        type=_base_path,
+        type=base_path,
         default="",
         metavar="PATH",
         help="answer below this path as well, for a reverse proxy that passes it on (example: /comfy)",
     )
-    net.add_argument("--max-upload-size", type=_amount, default=100, metavar="MB", help="largest request body (0: any)")
+    net.add_argument("--max-upload-size", type=amount, default=100, metavar="MB", help="largest request body (0: any)")
     net.add_argument("--enable-compress-response-body", action="store_true", help="gzip JSON and text answers")
     net.add_argument("--multi-user", action="store_true", help="separate settings and files per comfy-user header")
     net.add_argument(
@@ -180,7 +97,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     net.add_argument(
         "--front-end-root",
-        type=_directory,
+        type=directory,
         default=None,
         metavar="DIR",
         help="serve the front end from this folder",
@@ -220,8 +137,8 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="previews go to DIR/temp, which is emptied at start and exit",
     )
-    data.add_argument("--user-directory", type=_directory, default=None, metavar="DIR", help="settings and workflows")
-    data.add_argument("--models-directory", type=_directory, default=None, metavar="DIR", help="model files")
+    data.add_argument("--user-directory", type=directory, default=None, metavar="DIR", help="settings and workflows")
+    data.add_argument("--models-directory", type=directory, default=None, metavar="DIR", help="model files")
     data.add_argument(
         "--extra-model-paths-config",
         nargs="+",
@@ -259,7 +176,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     packs.add_argument(
         "--custom-node-timeout",
-        type=_amount,
+        type=amount,
         default=300,
         metavar="SECONDS",
         help="go on without a pack that takes longer to import (%(default)s; 0: wait for it)",
@@ -286,9 +203,7 @@ def build_parser() -> argparse.ArgumentParser:
         default=LatentPreviewMethod.NoPreviews,
         help="how samplers draw previews",
     )
-    other.add_argument(
-        "--preview-size", type=_positive, default=512, metavar="PIXELS", help="largest side of a preview"
-    )
+    other.add_argument("--preview-size", type=positive, default=512, metavar="PIXELS", help="largest side of a preview")
     other.add_argument(
         "--verbose",
         nargs="*",
@@ -321,7 +236,7 @@ def _add_protection_flags(parser: argparse.ArgumentParser) -> None:
     )
     limits.add_argument(
         "--max-queue-size",
-        type=_amount,
+        type=amount,
         default=0,
         metavar="MB",
         help="refuse prompts (429) while those that wait are this large together (0: no limit)",
@@ -336,7 +251,7 @@ def _add_protection_flags(parser: argparse.ArgumentParser) -> None:
     for folder, about in (("output", "saved files"), ("temp", "previews")):
         limits.add_argument(
             f"--keep-{folder}",
-            type=_file_limits,
+            type=file_limits,
             default=None,
             metavar="AGE,SIZE",
             help=f"delete {about} beyond these limits, the oldest first (example: 30d,20GB; off)",
@@ -416,7 +331,7 @@ def _add_device_flags(parser: argparse.ArgumentParser) -> None:
     vram.add_argument("--cpu", action="store_true", help="everything on the CPU")
     dev.add_argument(
         "--cuda-device",
-        type=_cuda_devices,
+        type=cuda_devices,
         default=None,
         metavar="IDS",
         help="only these CUDA devices are visible",
@@ -436,11 +351,9 @@ def _add_device_flags(parser: argparse.ArgumentParser) -> None:
     )
     dev.add_argument("--oneapi-device-selector", default=None, metavar="SELECTOR", help="visible oneAPI devices")
     dev.add_argument(
-        "--reserve-vram", type=_amount, default=None, metavar="GB", help="VRAM left free for other programs"
+        "--reserve-vram", type=amount, default=None, metavar="GB", help="VRAM left free for other programs"
     )
-    dev.add_argument(
-        "--vram-headroom", type=_amount, default=0, metavar="GB", help="extra VRAM kept free while loading"
-    )
+    dev.add_argument("--vram-headroom", type=amount, default=0, metavar="GB", help="extra VRAM kept free while loading")
     dynamic = dev.add_mutually_exclusive_group()
     dynamic.add_argument("--enable-dynamic-vram", action="store_true", help="load weights as they are needed")
     dynamic.add_argument("--disable-dynamic-vram", action="store_true", help="load whole models")
@@ -480,7 +393,7 @@ def _add_device_flags(parser: argparse.ArgumentParser) -> None:
     cache.add_argument(
         "--cache-ram",
         nargs="*",
-        type=_amount,
+        type=amount,
         default=CACHE_RAM_AUTOMATIC,
         metavar="GB",
         help="keep node results until free RAM falls below these thresholds (the default)",
@@ -509,14 +422,14 @@ def _add_store_flags(parser: argparse.ArgumentParser) -> None:
     )
     store.add_argument(
         "--history-size",
-        type=_positive,
+        type=positive,
         default=10_000,
         metavar="N",
         help="entries that GET /history has at most; older ones stay known by id (%(default)s)",
     )
     store.add_argument(
         "--keep-history",
-        type=_retention,
+        type=retention,
         default="30d",
         metavar="RULE",
         help="how long ended jobs are kept on disk: an age (30d, 12h), a number of jobs (5000), both (30d,5000), or all"

@@ -23,8 +23,15 @@ log = logging.getLogger(__name__)
 TOLERANCE = 0.02
 # What sampling tells in `transformer_options` and no network computes with.
 _MERELY_TOLD = {
-    *("cond_or_uncond", "uuids", "sigmas", "sample_sigmas", "total_conds", "context_window"),
-    *("callbacks", "wrappers", "patches"),
+    "cond_or_uncond",
+    "uuids",
+    "sigmas",
+    "sample_sigmas",
+    "total_conds",
+    "context_window",
+    "callbacks",
+    "wrappers",
+    "patches",
 }
 
 

@@ -78,8 +78,7 @@ def add_bypass(patcher: Any, patches: Mapping[Any, Any], strength: float) -> Non
         injections.append(_injection(name, entries, weights))
     patcher.set_injections(INJECTION, injections)
     if weights.pairs:
-        others = patcher.get_additional_models_with_key(INJECTION)
-        patcher.set_additional_models(INJECTION, [*others, patcher_for(weights, patcher.load_device)])
+        patcher.add_additional_model(INJECTION, patcher_for(weights, patcher.load_device))
 
 
 class LoraWeights(HeldWeights):

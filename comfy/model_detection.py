@@ -110,8 +110,14 @@ _PIXART = ("blocks.0.cross_attn.kv_linear.weight", "t_block.1.weight", "y_embedd
 
 # Where Wan's networks have their matrices. Others of the name take sounds, faces or poses in further places.
 _WAN_PARTS = {
-    *("blocks", "head", "img_emb", "patch_embedding", "ref_conv"),
-    *("text_embedding", "time_embedding", "time_projection"),
+    "blocks",
+    "head",
+    "img_emb",
+    "patch_embedding",
+    "ref_conv",
+    "text_embedding",
+    "time_embedding",
+    "time_projection",
 }
 _WAN_ADDITIONS = {
     "vace_patch_embedding.weight": (wan_vace, {"vace_patch_embedding", "vace_blocks"}),

@@ -55,6 +55,10 @@ class Attachments:
         """Patchers that are loaded whenever this one is."""
         self.additional_models[key] = models
 
+    def add_additional_model(self, key: str, model: Any) -> None:
+        """One more patcher beside those of `key`."""
+        self.set_additional_models(key, [*self.get_additional_models_with_key(key), model])
+
     def remove_additional_models(self, key: str) -> None:
         self.additional_models.pop(key, None)
 

@@ -186,6 +186,17 @@ class ClassicCache(ResultCache):
         return sum(len(scope.entries) for scope in self.root.walk())
 
 
+def _mark_used(entries: Mapping[bytes, CacheEntry], keys: Iterable[bytes], generation: int) -> None:
+    """Note on the results with these keys that a prompt has them.
+
+    In the order of the keys, which is that in which results were made: memory is then read forwards.
+    """
+    for key in keys:
+        entry = entries.get(key)
+        if entry is not None:
+            entry.generation = generation
+
+
 class LRUCache(ResultCache):
     """`--cache-lru N`: whole generations (one per prompt) go, oldest first, while more than N results are kept."""
 
@@ -231,10 +242,7 @@ class LRUCache(ResultCache):
         return len(self.entries)
 
     def _touch(self, keys: Iterable[bytes]) -> None:
-        for key in keys:
-            entry = self.entries.get(key)
-            if entry is not None:
-                entry.generation = self.generation
+        _mark_used(self.entries, keys, self.generation)
 
 
 class RamPressureCache(ClassicCache):
@@ -294,11 +302,7 @@ class RamPressureCache(ClassicCache):
                 self._evict(free, self.active, lambda entry: True)
 
     def _touch(self, scope: Scope, keys: Iterable[bytes]) -> None:
-        # In the order of the keys, which is that in which the results were made: memory is then read forwards.
-        entries, generation = scope.entries, self.generation
-        for key in keys:
-            if key in entries:
-                entries[key].generation = generation
+        _mark_used(scope.entries, keys, self.generation)
 
     def _drop_old(self) -> None:
         for scope in self.root.walk():

@@ -37,8 +37,7 @@ class HypernetworkLoader(io.ComfyNode):
         patched = model.clone()
         patched.set_model_attn1_patch(patch)
         patched.set_model_attn2_patch(patch)
-        others = patched.get_additional_models_with_key("hypernetworks")
-        patched.set_additional_models("hypernetworks", [*others, patch.patcher])
+        patched.add_additional_model("hypernetworks", patch.patcher)
         return io.NodeOutput(patched)
 
 

@@ -94,9 +94,9 @@ class USOStyleReference:
         }
 
     def apply_patch(self, model: Any, model_patch: Any, clip_vision_output: Any) -> tuple[Any]:
-        from comfy.model_patches import apply_style
         from comfy.models.flux import Flux
         from comfy.models.style_projector import StyleProjector
+        from comfy.style_patch import apply_style
 
         network, projector = model.get_model_object("diffusion_model"), model_patch.model
         if not isinstance(projector, StyleProjector):

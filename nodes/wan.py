@@ -77,10 +77,9 @@ def encoded(vae: Any, frames: torch.Tensor, width: int, height: int, length: int
     return vae.encode(fitted(frames, width, height, length))
 
 
-def with_grey(frames: torch.Tensor, length: int, at_end: bool = False) -> torch.Tensor:
-    """Pictures made as many as `length` by grey ones, behind or before them."""
-    missing = frames.new_full((length - frames.shape[0], *frames.shape[1:]), GREY)
-    return torch.cat([missing, frames] if at_end else [frames, missing])
+def with_grey(frames: torch.Tensor, length: int) -> torch.Tensor:
+    """Pictures made as many as `length` by grey ones behind them."""
+    return torch.cat([frames, frames.new_full((length - frames.shape[0], *frames.shape[1:]), GREY)])
 
 
 def frame_mask(latent: torch.Tensor, first: int = 0, last: int = 0) -> torch.Tensor:

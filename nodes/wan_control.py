@@ -1,4 +1,4 @@
-"""Nodes that control Wan's models by other videos: Fun Control, VACE, camera paths."""
+"""Nodes that control Wan's models by other videos: Fun Control, VACE."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from .vae import check_vae
 from .wan import (
     CELL,
     GREY,
+    STEP,
     common_inputs,
     empty_video,
     encoded,
@@ -23,6 +24,7 @@ from .wan import (
     frame_mask,
     outputs,
     set_on,
+    with_grey,
     with_pictures,
     zeros_of,
 )
@@ -174,7 +176,7 @@ class WanVaceToVideo(io.ComfyNode):
             frames = torch.cat([picture, frames], dim=2)
             cells = F.pad(cells, (0, 0, 0, 0, before, 0))
         values = {"vace_frames": [frames], "vace_mask": [cells], "vace_strength": [strength]}
-        latent = empty_video(batch_size, width, height, length + before * 4)
+        latent = empty_video(batch_size, width, height, length + before * STEP)
         return io.NodeOutput(*set_on(values, positive, negative, append=True), latent, before)
 
 
@@ -182,8 +184,7 @@ def vace_video(video: torch.Tensor | None, width: int, height: int, length: int)
     """The frames [length, height, width, 3], grey ones where there are none."""
     if video is None:
         return torch.full((length, height, width, 3), GREY)
-    video = fitted(video, width, height, length)
-    return F.pad(video, (0, 0, 0, 0, 0, 0, 0, length - video.shape[0]), value=GREY)
+    return with_grey(fitted(video, width, height, length), length)
 
 
 def vace_mask(mask: torch.Tensor | None, width: int, height: int, length: int) -> torch.Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import threading
 import time
 import uuid
 from typing import TYPE_CHECKING, Any
@@ -18,8 +17,8 @@ from gateway.openapi import BOOLEAN, JSON, Body, Parameter
 from jobs.ledger import Submission
 from protocol import InvalidJson, from_json
 from routes.answers import Refused, actor_of, flag_query, json_answer, json_type, log_request, read_object, stored
-from routes.prompt import refuse_if_stopping, refuse_when_full, validate
-from routes.prompt_body import PromptRefused, checked_graph, is_canonical_uuid, private_keys, queue_number
+from routes.prompt import queue_and_store, refuse_if_stopping, refuse_when_full, validate
+from routes.prompt_body import PromptRefused, checked_graph, is_canonical_uuid, private_keys, queue_place
 
 if TYPE_CHECKING:
     from routes import Table
@@ -130,9 +129,7 @@ def add_to(table: Table, server: PromptServer) -> None:
         entry = await asyncio.to_thread(server.jobs.entry, ident)
         if entry is None:
             raise Refused("what this job ran is no longer kept", 409)
-        counted = server.number
-        number = queue_number(body, server)
-        counter = counted if "number" not in body else None
+        number, counter = queue_place(body, server)
         # Secrets are never stored: whoever runs a job again that needs some sends them again.
         given = body.get("extra_data")
         if given is not None and not isinstance(given, dict):
@@ -164,12 +161,8 @@ def add_to(table: Table, server: PromptServer) -> None:
         outputs, node_errors = await validated(new_id, graph, entry[4])
         extra = {**entry.extra_data, "create_time": int(time.time() * 1000), "retry_of": entry.prompt_id}
         new = QueueEntry((number, new_id, graph, extra, outputs, entry.secrets))
-        new.submission, new.answered = Submission(counter), threading.Event()
-        server.prompt_queue.put(new)
-        try:
-            await server.jobs.stored()
-        finally:
-            server.loop.call_soon(new.answered.set)  # when the loop has written what follows
+        new.submission = Submission(counter)
+        await queue_and_store(server, new)
         log_request(request, f"runs {entry.prompt_id} again with changed inputs as {new_id}")
         answer = {"prompt_id": new_id, "number": number, "retry_of": entry.prompt_id, "node_errors": node_errors}
         return json_answer(answer)

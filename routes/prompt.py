@@ -24,7 +24,7 @@ from routes.prompt_body import (
     is_canonical_uuid,
     new_prompt_id,
     private_keys,
-    queue_number,
+    queue_place,
 )
 
 if TYPE_CHECKING:
@@ -80,6 +80,16 @@ def refuse_when_full(server: PromptServer, size: int = 0) -> None:
     raise PromptRefused("queue_full", "The queue is full", what, status=429, headers={"Retry-After": RETRY_AFTER})
 
 
+async def queue_and_store(server: PromptServer, entry: QueueEntry) -> None:
+    """Queue a new prompt and wait until it is on disk. It runs once its client has been answered."""
+    entry.answered = threading.Event()
+    server.prompt_queue.put(entry)
+    try:
+        await server.jobs.stored()
+    finally:
+        server.loop.call_soon(entry.answered.set)  # when the loop has written what follows
+
+
 def known(job: Job | None, digest: bytes) -> dict[str, Any] | None:
     """What was answered to this body before, if its id is that of a job. PromptRefused (409) for another body."""
     try:
@@ -124,11 +134,10 @@ def add_to(table: Table, server: PromptServer) -> None:
                 await server.jobs.stored()
                 return json_answer(before)
         refuse_when_full(server, size)
-        counted = server.number
         body = server.trigger_on_prompt(body)
         if not isinstance(body, (dict, list)):
             raise PromptRefused("invalid_request", f"the body must be a JSON object, not {json_type(body)}")
-        number = queue_number(body, server)
+        number, counter = queue_place(body, server)
         if isinstance(body, list) or "prompt" not in body:
             raise PromptRefused("no_prompt", "No prompt provided", "No prompt provided")
         prompt_id = body.get("prompt_id")
@@ -157,12 +166,6 @@ def add_to(table: Table, server: PromptServer) -> None:
             entry = QueueEntry((number, prompt_id, graph, extra, outputs, secrets))
         except ValueError as error:
             raise PromptRefused("invalid_prompt", str(error)) from error
-        counter = counted if "number" not in body else None
         entry.submission = Submission(counter, digest, None if digest is None else to_json(answer))
-        entry.answered = threading.Event()
-        server.prompt_queue.put(entry)
-        try:
-            await server.jobs.stored()
-        finally:
-            server.loop.call_soon(entry.answered.set)  # when the loop has written what follows
+        await queue_and_store(server, entry)
         return json_answer(answer)

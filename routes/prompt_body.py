@@ -55,8 +55,9 @@ def is_canonical_uuid(value: Any) -> bool:
         return False
 
 
-def queue_number(body: Any, server: PromptServer) -> int | float:
-    """The queue position: the body's own, else the server's counter, negated for `front`."""
+def queue_place(body: Any, server: PromptServer) -> tuple[int | float, int | None]:
+    """The queue position: the body's own, else the server's counter, negated for `front`. Beside it the counter that it
+    was made of, None for the body's own."""
     if isinstance(body, dict) and "number" in body:
         try:
             number = float(body["number"])
@@ -64,10 +65,10 @@ def queue_number(body: Any, server: PromptServer) -> int | float:
             number = math.nan
         if not math.isfinite(number):
             raise PromptRefused("invalid_number", "number must be a finite number", repr(body["number"])[:200])
-        return number
-    number = server.number
+        return number, None
+    counter = server.number
     server.number += 1
-    return -number if isinstance(body, dict) and body.get("front") else number
+    return -counter if isinstance(body, dict) and body.get("front") else counter, counter
 
 
 def checked_graph(graph: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ All three are published under Apache-2.0.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -338,9 +338,17 @@ class Wan(nn.Module):
         return self.patch_embedding(x.float()).to(x.dtype)
 
     def run_blocks(
-        self, img: Tensor, txt: Tensor, vec: Tensor, pe: Tensor, pictures: int, hooks: BlockHooks, **kwargs: Any
+        self,
+        img: Tensor,
+        txt: Tensor,
+        vec: Tensor,
+        pe: Tensor,
+        pictures: int,
+        hooks: BlockHooks,
+        after_block: Callable[[int, Tensor], Tensor] | None = None,
+        **kwargs: Any,
     ) -> Tensor:
-        """The tokens of the video after all blocks."""
+        """The tokens of the video after all blocks; `after_block` gets the number of each and what came out of it."""
         for i, block in enumerate(self.blocks):
 
             def run(args: dict, block=block) -> dict:
@@ -348,4 +356,6 @@ class Wan(nn.Module):
                 return {"img": out}
 
             img = hooks.run("double_block", i, run, {"img": img, "txt": txt, "vec": vec, "pe": pe})["img"]
+            if after_block is not None:
+                img = after_block(i, img)
         return img

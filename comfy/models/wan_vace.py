@@ -93,22 +93,17 @@ class WanVace(Wan):
         changed, and the mask; vace_strength: weight of each video."""
         shown = [] if vace_context is None else [self._tokens(video) for video in vace_context.unbind(1)]
         weights = vace_strength or [1.0] * len(shown)
-        entering = img
-        numbers = {place: number for number, place in enumerate(self.config.places)}
-        for i, block in enumerate(self.blocks):
+        beside = dict(zip(self.config.places, self.vace_blocks))
 
-            def run(args: dict, block=block) -> dict:
-                out = block(args["img"], args["vec"], args["pe"], args["txt"], pictures, hooks.options)
-                return {"img": out}
-
-            img = hooks.run("double_block", i, run, {"img": img, "txt": txt, "vec": vec, "pe": pe})["img"]
-            if i not in numbers:
-                continue
-            beside = self.vace_blocks[numbers[i]]
+        def add_videos(i: int, x: Tensor) -> Tensor:
+            if (block := beside.get(i)) is None:
+                return x
             for k, weight in enumerate(weights[: len(shown)]):
-                shown[k] = beside(beside.entered(shown[k], entering), vec, pe, txt, pictures, hooks.options)
-                img = img + beside.after_proj(shown[k]) * weight
-        return img
+                shown[k] = block(block.entered(shown[k], img), vec, pe, txt, pictures, hooks.options)
+                x = x + block.after_proj(shown[k]) * weight
+            return x
+
+        return super().run_blocks(img, txt, vec, pe, pictures, hooks, add_videos)
 
     def _tokens(self, video: Tensor) -> Tensor:
         video = pad_to_patch_size(video, self.config.patch_size)

@@ -209,7 +209,7 @@ class Upsample(nn.Module):
         return by_video(self.resample(by_frame(x)), x.shape[0])
 
 
-def _middle(channels: int, operations: Any, **factory: Any) -> nn.Sequential:
+def middle_blocks(channels: int, operations: Any, **factory: Any) -> nn.Sequential:
     return nn.Sequential(
         ResidualBlock(channels, channels, operations, **factory),
         AttentionBlock(channels, operations, **factory),
@@ -217,7 +217,7 @@ def _middle(channels: int, operations: Any, **factory: Any) -> nn.Sequential:
     )
 
 
-class _Half(nn.Module):
+class Half(nn.Module):
     """What encoder and decoder share: a convolution in, blocks, a norm and a convolution out."""
 
     def _head(self, channels: int, out: int, operations: Any, **factory: Any) -> nn.Sequential:
@@ -232,7 +232,7 @@ class _Half(nn.Module):
         return causal(conv, act(norm(x)), past)
 
 
-class Encoder(_Half):
+class Encoder(Half):
     def __init__(self, config: WanAutoencoderConfig, operations: Any, **factory: Any):
         super().__init__()
         widths = [config.dim, *(config.dim * m for m in config.dim_mult)]
@@ -244,20 +244,20 @@ class Encoder(_Half):
             if level < len(config.temporal_downsample):
                 blocks.append(Downsample(after, config.temporal_downsample[level], operations, **factory))
         self.downsamples = nn.Sequential(*blocks)
-        self.middle = _middle(widths[-1], operations, **factory)
+        self.middle = middle_blocks(widths[-1], operations, **factory)
         self.head = self._head(widths[-1], config.z_dim * 2, operations, **factory)
 
     def forward(self, x: Tensor, past: Parts) -> Tensor:
         return self._through(x, [*self.downsamples, *self.middle], past)
 
 
-class Decoder(_Half):
+class Decoder(Half):
     def __init__(self, config: WanAutoencoderConfig, operations: Any, **factory: Any):
         super().__init__()
         widths = [config.dim * m for m in (config.dim_mult[-1], *config.dim_mult[::-1])]
         in_time = config.temporal_downsample[::-1]
         self.conv1 = operations.Conv3d(config.z_dim, widths[0], 3, **factory)
-        self.middle = _middle(widths[0], operations, **factory)
+        self.middle = middle_blocks(widths[0], operations, **factory)
         blocks: list[nn.Module] = []
         for level, (before, after) in enumerate(itertools.pairwise(widths)):
             # The step up before has halved the channels.

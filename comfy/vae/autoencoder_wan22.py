@@ -17,13 +17,13 @@ from torch import Tensor, nn
 import comfy.ops
 from comfy.vae.autoencoder_wan import (
     Downsample,
+    Half,
     Parts,
     ResidualBlock,
     Upsample,
     WanAutoencoder,
     WanAutoencoderConfig,
-    _Half,
-    _middle,
+    middle_blocks,
 )
 
 PIXELS = 2  # of a square along a side
@@ -127,7 +127,7 @@ class Up(nn.Module):
         return x if shortcut is None else x + shortcut
 
 
-class Encoder(_Half):
+class Encoder(Half):
     def __init__(self, config: Wan22AutoencoderConfig, operations: Any, **factory: Any):
         super().__init__()
         widths = [config.dim, *(config.dim * m for m in config.dim_mult)]
@@ -140,21 +140,21 @@ class Encoder(_Half):
                 for i in range(last + 1)
             )
         )
-        self.middle = _middle(widths[-1], operations, **factory)
+        self.middle = middle_blocks(widths[-1], operations, **factory)
         self.head = self._head(widths[-1], config.z_dim * 2, operations, **factory)
 
     def forward(self, x: Tensor, past: Parts) -> Tensor:
         return self._through(x, [*self.downsamples, *self.middle], past)
 
 
-class Decoder(_Half):
+class Decoder(Half):
     def __init__(self, config: Wan22AutoencoderConfig, operations: Any, **factory: Any):
         super().__init__()
         widths = [config.decoder_dim * m for m in (config.dim_mult[-1], *config.dim_mult[::-1])]
         in_time = (*config.temporal_downsample[::-1], False)
         last = len(in_time) - 1
         self.conv1 = operations.Conv3d(config.z_dim, widths[0], 3, **factory)
-        self.middle = _middle(widths[0], operations, **factory)
+        self.middle = middle_blocks(widths[0], operations, **factory)
         self.upsamples = nn.Sequential(
             *(
                 Up(widths[i], widths[i + 1], config.num_res_blocks + 1, i < last, in_time[i], operations, **factory)

@@ -12,13 +12,13 @@ import folder_paths
 import nodes
 from comfy.clip_vision import Output
 from comfy.model_patcher import ModelPatcher
-from comfy.model_patches import UnfitVisionOutput
 from comfy.models import flux2 as flux2_module
 from comfy.models.attention_patches import attention_inputs, attention_output
 from comfy.models.flux_layers import widened_mask
 from comfy.models.references import TIMESTEP_ZERO
 from comfy.reference_cache import IncompleteReferenceCache
 from comfy.sampling.attention_guidance import normalized_guidance
+from comfy.style_patch import UnfitVisionOutput
 from nodes.model_patches import NotForThisModel
 from tests.addons.guided_step import guided
 from tests.addons.recorded_addons import PREFIX, Alone, host

@@ -214,8 +214,8 @@ def test_models_leave_when_nobody_comes(classes, device):
     worker.start()
     queue.put((0, "p", {"l": n("Load"), "s": n("Show", value=("l", 0))}, {}, ["s"], {}))
     wait_for(lambda: "p" in queue.history)
-    wait_for(lambda: device.used == 0)
     record = ledger_of(PAPER).record(classes.patcher.model)
+    wait_for(lambda: device.used == 0 and record.evictions)  # booked a moment after it has gone
     assert record.evicted_by == "0.2 seconds without a prompt" and record.evictions == 1
     worker.stop()
     worker.join(20)
@@ -230,8 +230,9 @@ def test_free_acts_at_once_when_idle(classes, device):
     wait_for(lambda: "p" in queue.history)
     assert device.used > 0
     queue.set_flag("unload_models", True)
-    wait_for(lambda: device.used == 0, seconds=5)
-    assert ledger_of(PAPER).record(classes.patcher.model).evicted_by == "POST /free"
+    record = ledger_of(PAPER).record(classes.patcher.model)
+    wait_for(lambda: device.used == 0 and record.evictions, seconds=5)
+    assert record.evicted_by == "POST /free"
     worker.stop()
     worker.join(20)
 
