@@ -25,6 +25,9 @@ from typing import Any
 
 PROMPT = Path(__file__).parent / "text_to_image.json"
 PATIENCE = 600  # seconds for a step of the experiment
+LONGER = 50  # how many times the steps of the others the fourth has: it must not end before it is interrupted
+MOST_STEPS = 10_000  # that a KSampler accepts
+ENDS = ("completed", "failed", "cancelled")  # states of a job that no other follows
 
 
 class Failed(Exception):
@@ -118,17 +121,23 @@ def prompt_with_seed(seed: int, steps: int) -> dict[str, Any]:
 
 def experiment(server: Server, steps: int, every: float, first_seed: int) -> list[dict[str, Any]]:
     """Do it; returns the five jobs as the ledger has them. Raises Failed if the queue does not pass."""
+    lengths = [steps, steps, steps, min(steps * LONGER, MOST_STEPS), steps]
     idents = [
-        server.post("/prompt", {"prompt": prompt_with_seed(first_seed + i, steps)})["prompt_id"] for i in range(5)
+        server.post("/prompt", {"prompt": prompt_with_seed(first_seed + i, length)})["prompt_id"]
+        for i, length in enumerate(lengths)
     ]
     third, fourth, fifth = idents[2:]
     names = {ident: f"#{i}" for i, ident in enumerate(idents, 1)}
 
-    def status(ident: str) -> str:
-        return server.job(ident)["status"]
-
     def runs(ident: str) -> bool:
+        name, status = names[ident], server.job(ident)["status"]
+        expect(status not in ENDS, f"{name} is seen while it runs, and is {status} already")
         return ident in server.queue()[0]
+
+    def has_become(end: str, ident: str) -> bool:
+        status = server.job(ident)["status"]
+        expect(status in (end, "pending", "in_progress"), f"{names[ident]} becomes {end}, and is {status}")
+        return status == end
 
     with Observer(server, names, every) as observer:
         answer = server.post(f"/api/jobs/{third}/cancel?full=true")
@@ -138,12 +147,12 @@ def experiment(server: Server, steps: int, every: float, first_seed: int) -> lis
         wait_until("the fourth runs", lambda: runs(fourth))
         server.post("/interrupt", {"prompt_id": fourth})
         print("interrupt #4")
-        wait_until("the fourth ends", lambda: status(fourth) == "cancelled")
-        wait_until("the fifth runs by itself, and ends", lambda: status(fifth) == "completed")
+        wait_until("the fourth ends", lambda: has_become("cancelled", fourth))
+        wait_until("the fifth runs by itself, and ends", lambda: has_become("completed", fifth))
         expect(third not in observer.seen and not runs_of(server.job(third)), "the third has not run")
         server.post(f"/api/jobs/{third}/retry")
         print("retry #3")
-        wait_until("the third ends", lambda: status(third) == "completed")
+        wait_until("the third ends", lambda: has_become("completed", third))
     found = [server.job(ident) for ident in idents]
     check(found, observer)
     return found

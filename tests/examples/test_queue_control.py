@@ -17,7 +17,7 @@ def run(*flags: str) -> subprocess.CompletedProcess:
 
 
 def test_the_queue_passes(server):
-    result = run("--server", server.url, "--steps", "30", "--every", "0.2")
+    result = run("--server", server.url, "--steps", "60", "--every", "0.2")
     assert result.returncode == 0, result.stderr + result.stdout + server.log[-2000:]
     lines = result.stdout.splitlines()
     assert lines[-1] == "The queue passes."
