@@ -7,7 +7,7 @@ import torch
 import comfy.utils
 from comfy_api.latest import io
 
-from .images import scale_image
+from .images import on_one_device, scale_image
 
 
 class SplitImageWithAlpha(io.ComfyNode):
@@ -110,7 +110,7 @@ class PorterDuffImageComposite(io.ComfyNode):
         mode: str,
     ) -> io.NodeOutput:
         height, width = destination.shape[1:3]
-        planes = [source, source_alpha[..., None], destination, destination_alpha[..., None]]
+        planes = on_one_device([source, source_alpha[..., None], destination, destination_alpha[..., None]])
         batch = min(plane.shape[0] for plane in planes)
         planes = [
             plane[:batch]

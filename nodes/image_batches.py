@@ -8,7 +8,7 @@ import comfy.utils
 from comfy_api.latest import io
 
 from .constants import MAX_RESOLUTION
-from .images import match_channels, scale_image
+from .images import match_channels, on_one_device, scale_image
 
 
 class RepeatImageBatch(io.ComfyNode):
@@ -83,7 +83,7 @@ class BatchImagesNode(io.ComfyNode):
 
     @classmethod
     def execute(cls, images: dict[str, torch.Tensor]) -> io.NodeOutput:
-        members = list(images.values())
+        members = on_one_device(images.values())
         channels = max(image.shape[-1] for image in members)
         members = [match_channels(i, channels) if i.shape[-1] == channels - 1 else i for i in members]
         height, width = members[0].shape[1:3]
@@ -115,7 +115,7 @@ class BatchMasksNode(io.ComfyNode):
 
     @classmethod
     def execute(cls, masks: dict[str, torch.Tensor]) -> io.NodeOutput:
-        members = [mask.reshape((-1, *mask.shape[-2:])) for mask in masks.values()]
+        members = [mask.reshape((-1, *mask.shape[-2:])) for mask in on_one_device(masks.values())]
         height, width = members[0].shape[1:]
         fitted = [
             mask

@@ -11,7 +11,7 @@ from comfy_api.latest import io
 
 from .constants import MAX_SEED
 from .image_save import to_uint8
-from .images import scale_image
+from .images import on_one_device, scale_image
 
 
 def gaussian_kernel(size: int, sigma: float, device: torch.device | None = None) -> torch.Tensor:
@@ -347,7 +347,7 @@ class ImageYUVToRGB(io.ComfyNode):
 
     @classmethod
     def execute(cls, Y: torch.Tensor, U: torch.Tensor, V: torch.Tensor) -> io.NodeOutput:
-        luma, blue_difference, red_difference = (plane.mean(dim=-1) for plane in (Y, U, V))
+        luma, blue_difference, red_difference = (plane.mean(dim=-1) for plane in on_one_device((Y, U, V)))
         # The exact inverse of the split above.
         red = luma + (red_difference - 0.5) / 0.713
         blue = luma + (blue_difference - 0.5) / 0.564

@@ -7,7 +7,7 @@ import torch
 from comfy_api.latest import io, ui
 
 from .constants import MAX_RESOLUTION
-from .images import match_channels, scale_image
+from .images import match_channels, on_one_device, scale_image
 
 
 def crop_rectangle(image: torch.Tensor, x: int, y: int, width: int, height: int) -> torch.Tensor:
@@ -234,7 +234,7 @@ class ImageStitch(io.ComfyNode):
             return io.NodeOutput(image1)
         sideways = direction in ("left", "right")
         batch = max(image1.shape[0], image2.shape[0])
-        pair = [_repeat_last(image, batch) for image in (image1, image2)]
+        pair = [_repeat_last(image, batch) for image in on_one_device((image1, image2))]
         if match_image_size:
             pair[1] = _match_side(pair[1], pair[0], sideways)
         else:

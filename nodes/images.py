@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from .constants import CROP_MODES, IMAGE_SCALE_METHODS, MAX_RESOLUTION
@@ -26,6 +28,12 @@ def match_channels(image: torch.Tensor, channels: int) -> torch.Tensor:
     """Add missing channels to [B,H,W,C], filled with 1 (an opaque alpha)."""
     missing = channels - image.shape[-1]
     return torch.nn.functional.pad(image, (0, missing), value=1.0) if missing > 0 else image
+
+
+def on_one_device(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors on the device of the first: what comes from different nodes may be in different places."""
+    first, *others = tensors
+    return [first, *(other.to(first.device) for other in others)]
 
 
 class EmptyImage:
@@ -182,7 +190,7 @@ class ImageBatch:
 
     def batch(self, image1: torch.Tensor, image2: torch.Tensor) -> tuple[torch.Tensor]:
         channels = max(image1.shape[-1], image2.shape[-1])
-        image1, image2 = match_channels(image1, channels), match_channels(image2, channels)
+        image1, image2 = (match_channels(image, channels) for image in on_one_device((image1, image2)))
         if image1.shape[1:3] != image2.shape[1:3]:
             image2 = scale_image(image2, "bilinear", image1.shape[2], image1.shape[1], "center")
         return (torch.cat((image1, image2)),)

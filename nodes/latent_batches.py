@@ -6,6 +6,7 @@ import torch
 
 from comfy_api.latest import io
 
+from .images import on_one_device
 from .latents import with_samples
 
 
@@ -41,7 +42,8 @@ class _Single:
     def full_mask(self) -> torch.Tensor:
         """The mask, or one that allows everything."""
         rows, columns = self.samples.shape[-2:]
-        return torch.ones(1, 1, rows * 8, columns * 8) if self.mask is None else self.mask
+        device = self.samples.device
+        return torch.ones(1, 1, rows * 8, columns * 8, device=device) if self.mask is None else self.mask.to(device)
 
 
 class RebatchLatents(io.ComfyNode):
@@ -91,8 +93,8 @@ def _singles(latents: list[dict]) -> list[_Single]:
 
 
 def _joined(group: list[_Single]) -> dict:
-    result = {"samples": torch.cat([single.samples for single in group])}
-    masks = [single.full_mask for single in group]
+    result = {"samples": torch.cat(on_one_device(single.samples for single in group))}
+    masks = on_one_device(single.full_mask for single in group)
     if not all(bool((mask == 1.0).all()) for mask in masks):
         rows, columns = next(single.mask.shape[-2:] for single in group if single.mask is not None)
         fitted = [

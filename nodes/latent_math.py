@@ -18,7 +18,8 @@ _AXES = {"x": -1, "y": -2, "t": -3}
 
 
 def fit_to(samples: torch.Tensor, target: torch.Tensor, repeat_batch: bool = True) -> torch.Tensor:
-    """Resize samples to the target's height and width, and repeat or cut the batch to the target's."""
+    """Resize samples to the target's height and width, and repeat or cut the batch to the target's; on its device."""
+    samples = samples.to(target.device)
     if samples.shape[1:] != target.shape[1:]:
         samples = comfy.utils.common_upscale(samples, target.shape[-1], target.shape[-2], "bilinear", crop="center")
     return comfy.utils.repeat_to_batch_size(samples, target.shape[0]) if repeat_batch else samples
@@ -132,7 +133,8 @@ class LatentConcat(io.ComfyNode):
     @classmethod
     def execute(cls, samples1: dict, samples2: dict, dim: str) -> io.NodeOutput:
         first = samples1["samples"]
-        pair = [first, comfy.utils.repeat_to_batch_size(samples2["samples"], first.shape[0])]
+        second = samples2["samples"].to(first.device)
+        pair = [first, comfy.utils.repeat_to_batch_size(second, first.shape[0])]
         if dim.startswith("-"):
             pair.reverse()
         return io.NodeOutput(with_samples(samples1, torch.cat(pair, dim=_AXES[dim[-1]])))

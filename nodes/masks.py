@@ -198,7 +198,7 @@ class MaskComposite(io.ComfyNode):
     @classmethod
     def execute(cls, destination: torch.Tensor, source: torch.Tensor, x: int, y: int, operation: str) -> io.NodeOutput:
         result = as_batch(destination).clone()
-        source = as_batch(source)[:, : max(result.shape[1] - y, 0), : max(result.shape[2] - x, 0)]
+        source = as_batch(source).to(result.device)[:, : max(result.shape[1] - y, 0), : max(result.shape[2] - x, 0)]
         if source.numel():
             region = (slice(None), slice(y, y + source.shape[1]), slice(x, x + source.shape[2]))
             result[region] = _OPERATIONS[operation](result[region], source)

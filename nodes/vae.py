@@ -43,7 +43,7 @@ def fit_mask(mask: torch.Tensor, pixels: torch.Tensor) -> torch.Tensor:
 
 def grey_out(pixels: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Pixels [B,H,W,C] with the masked part (mask [B,1,H,W], rounded) set to middle grey in the first 3 channels."""
-    keep = (1.0 - mask.round()).squeeze(1)[..., None]
+    keep = (1.0 - mask.to(pixels.device).round()).squeeze(1)[..., None]
     pixels = pixels.clone()
     pixels[..., :3] = (pixels[..., :3] - _GREY) * keep + _GREY
     return pixels

@@ -1,0 +1,25 @@
+"""Tests here run on a simulated CUDA device (see `simulation`), also where there is a real one."""
+
+import gc
+
+import pytest
+import torch
+
+from comfy import device_memory, devices
+from comfy.loaded_models import unload_all_models
+from tests.cuda.simulation import DEVICE, SimulatedCuda
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    """The device, of 24 GB, in use as the server uses one."""
+    monkeypatch.setattr(devices, "cpu_state", devices.CPUState.GPU)
+    monkeypatch.setattr(devices, "vram_state", devices.VRAMState.NORMAL_VRAM)
+    known = device_memory._memories.pop(DEVICE, None)
+    with SimulatedCuda() as device, torch.inference_mode():
+        yield device
+        unload_all_models()
+        gc.collect()
+    device_memory._memories.pop(DEVICE, None)
+    if known is not None:
+        device_memory._memories[DEVICE] = known
