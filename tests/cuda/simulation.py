@@ -14,7 +14,7 @@ import ctypes
 import itertools
 import re
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -22,7 +22,6 @@ from unittest import mock
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
 
 DEVICE = torch.device("cuda", 0)
 GB = 1024**3
@@ -277,7 +276,7 @@ class SimulatedCuda(TorchDispatchMode):
         if name in _READS or onto_host or (name.startswith("index") and _has_mask(args)):
             self.note(name)
         try:
-            result = function(*tree_map(_inner, args), **tree_map(_inner, kwargs))
+            result = function(*_mapped(_inner, args), **_mapped(_inner, kwargs))
         except RuntimeError as error:
             if "allocate memory" not in str(error):
                 raise
@@ -325,7 +324,7 @@ class SimulatedCuda(TorchDispatchMode):
 
         if isinstance(result, Tensor) and result.device.type == "meta":
             return result
-        return tree_map(outer, result)
+        return _mapped(outer, result)
 
     def _stamped(self, tensor: CudaTensor) -> CudaTensor:
         tensor.stamp = (self.stream, self.tick())
@@ -386,6 +385,15 @@ def _leaves(tree: Any) -> list[Any]:
         else:
             found.append(value)
     return found
+
+
+def _mapped(change: Callable[[Any], Any], tree: Any) -> Any:
+    """A nest of lists, tuples and dicts with each leaf changed."""
+    if isinstance(tree, list | tuple):
+        return type(tree)([_mapped(change, item) for item in tree])
+    if isinstance(tree, dict):
+        return {key: _mapped(change, item) for key, item in tree.items()}
+    return change(tree)
 
 
 def _inner(value: Any) -> Any:
