@@ -9,7 +9,7 @@ import mimetypes
 import os
 from urllib.parse import quote
 
-from aiohttp import web
+from gateway.file_answer import FileAnswer
 
 # The system's table varies between machines and is often wrong about scripts.
 _TYPES = {
@@ -100,12 +100,12 @@ def disposition(name: str, kind: str = "") -> str:
     return "; ".join(parts)
 
 
-def file_response(path: str, headers: dict[str, str] | None = None, mime: str | None = None) -> web.FileResponse:
+def file_response(path: str, headers: dict[str, str] | None = None, mime: str | None = None) -> FileAnswer:
     """A file as it is, with ranges, `Etag` and `Last-Modified`; type by extension unless given."""
-    return web.FileResponse(path, headers={"Content-Type": mime or content_type(path), **(headers or {})})
+    return FileAnswer(path, {"Content-Type": mime or content_type(path), **(headers or {})})
 
 
-def user_file_response(path: str, name: str, fetch_dest: str = "", mime: str | None = None) -> web.FileResponse:
+def user_file_response(path: str, name: str, fetch_dest: str = "", mime: str | None = None) -> FileAnswer:
     """A file that a user or a node has made: active content becomes a download (spec: GET /view).
 
     fetch_dest: the request's `Sec-Fetch-Dest`; an SVG fetched for an `<img>` cannot run scripts and stays one.

@@ -10,6 +10,7 @@ from typing import Any
 from aiohttp import web
 
 import folder_paths
+from gateway.file_answer import FileAnswer
 from gateway.files import file_response
 
 PACKAGE = "comfyui_frontend_package"
@@ -53,7 +54,7 @@ class FrontEnd:
         path = os.path.join(self.root, "index.html") if self.root else ""
         if not os.path.isfile(path):
             return web.Response(text=NO_FRONT_END, headers=INDEX_HEADERS)
-        return web.FileResponse(path, headers=INDEX_HEADERS)
+        return FileAnswer(path, INDEX_HEADERS)
 
     def find(self, path: str) -> web.StreamResponse | None:
         """The answer for a URL path (decoded): a file, 403 for a folder, None if there is nothing."""
