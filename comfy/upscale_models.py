@@ -19,9 +19,9 @@ from comfy.tiling import get_tiled_scale_steps, tiled_scale
 
 TILE, OVERLAP, SMALLEST_TILE = 512, 32, 128
 _BYTES_PER_PIXEL_AND_BYTE = 384  # working memory of a tile, per pixel and byte of a number
-_PREFIXES = ("module.", "params_ema.", "params.")
+_PREFIXES = ("module.", "netG.", "params_ema.", "params.")
 _PATCHER = "weights_on_device"  # the attribute of a model that keeps its patcher
-_WRAPPERS = ("params_ema", "params-ema", "params", "state_dict", "model")
+_WRAPPERS = ("params_ema", "params-ema", "params", "state_dict", "model_state_dict", "model", "net")
 
 
 class UnknownUpscaleModel(ValueError):
@@ -105,14 +105,19 @@ def _load_with_spandrel(sd: Mapping[str, Any], text: str, cause: Exception) -> A
     """As `load_state_dict`, for the architectures that spandrel knows. text: what to say of others."""
     try:
         import spandrel
-    except ImportError:
+    except Exception as error:  # a torchvision made for another torch is a RuntimeError
         hint = "; other architectures than ESRGAN need the library spandrel: pip install 'darkroom[upscale]'"
+        if not (isinstance(error, ModuleNotFoundError) and error.name == "spandrel"):
+            hint = f"; the library spandrel, for other architectures than ESRGAN, cannot be imported ({error})"
         raise UnknownUpscaleModel(text + hint) from cause
     try:
         with torch.inference_mode(False):
             described = spandrel.ModelLoader().load_from_state_dict(dict(sd))
     except spandrel.UnsupportedModelError as error:
         raise UnknownUpscaleModel(text) from error
+    except Exception as error:  # it takes a file for one of its own by few names, and then fails in many ways
+        why = f"the library spandrel cannot use these {len(sd)} tensors ({type(error).__name__}: {error})"
+        raise UnknownUpscaleModel(why) from error
     if not isinstance(described, spandrel.ImageModelDescriptor):
         kind = type(described).__name__
         raise UnknownUpscaleModel(f"the model is a {kind}, which takes more than one image")
@@ -149,9 +154,13 @@ def upscale(model: Any, images: Tensor) -> Tensor:
     """Images [batch, height, width, 3] in 0..1, enlarged in tiles; tiles are halved when memory does not suffice.
 
     model: an `UpscaleModel`, or whatever a pack made that is called the same way. Its weights stay on the device.
+    Raises ValueError for images with another number of channels than the model takes.
     """
     device = comfy.model_management.get_torch_device()
     image = images.movedim(-1, -3)
+    taken = getattr(model, "input_channels", None)
+    if taken is not None and taken != image.shape[-3]:
+        raise ValueError(f"the upscale model takes images with {taken} channels, these have {image.shape[-3]}")
     pixels = min(TILE, image.shape[-2]) * min(TILE, image.shape[-1])
     needed = int(pixels * 3 * image.element_size() * max(model.scale, 1.0) * _BYTES_PER_PIXEL_AND_BYTE)
     needed += image.nelement() * image.element_size()

@@ -87,6 +87,8 @@ NAMINGS = {
         .replace("conv_hr", "HRconv")
     ),
     "wrapped": lambda key: "module." + key,
+    "generator": lambda key: "netG." + key,
+    "with its optimiser": lambda key: key,
 }
 
 
@@ -95,6 +97,8 @@ def test_namings(tensors, recorded, naming):
     renamed = {NAMINGS[naming](key): value for key, value in common_names(tensors).items()}
     if naming == "wrapped":
         renamed = {"params_ema": renamed, "params": {}}
+    if naming == "with its optimiser":
+        renamed = {"model_state_dict": renamed, "optimizer": {}}
     close(upscale_models.load_state_dict(renamed)(recorded["in.pixels"].movedim(-1, 1)), recorded["out.raw"])
 
 
@@ -154,6 +158,8 @@ class FakeSpandrel:
                 return object()
             if "swin.weight" not in sd:
                 raise FakeSpandrel.UnsupportedModelError
+            if "swin.damaged" in sd:
+                raise sd["swin.damaged"]
             return FakeSpandrel.ImageModelDescriptor(sd["swin.weight"])
 
 
@@ -174,6 +180,29 @@ def test_missing_library_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "spandrel", None)
     with pytest.raises(upscale_models.UnknownUpscaleModel, match=r"swin\.weight.*darkroom\[upscale\]"):
         upscale_models.load_state_dict({"swin.weight": torch.tensor(0.5)})
+
+
+@pytest.mark.parametrize("error", [KeyError("conv_last.weight"), RuntimeError("size mismatch"), ZeroDivisionError()])
+def test_what_the_library_stumbles_over_is_told(monkeypatch, error):
+    monkeypatch.setitem(sys.modules, "spandrel", FakeSpandrel)
+    with pytest.raises(upscale_models.UnknownUpscaleModel, match=f"spandrel cannot use.*{type(error).__name__}"):
+        upscale_models.load_state_dict({"swin.weight": torch.tensor(0.5), "swin.damaged": error})
+
+
+def test_a_library_that_cannot_be_imported_is_told(monkeypatch, tmp_path):
+    """A torchvision made for another torch."""
+    (tmp_path / "spandrel.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "spandrel", raising=False)
+    with pytest.raises(upscale_models.UnknownUpscaleModel, match="cannot be imported.*torchvision::nms"):
+        upscale_models.load_state_dict({"swin.weight": torch.tensor(0.5)})
+
+
+@pytest.mark.parametrize("channels", [1, 4])
+def test_images_of_other_channels_are_refused(tensors, channels):
+    model = upscale_models.load_state_dict(tensors)
+    with pytest.raises(ValueError, match=f"takes images with 3 channels, these have {channels}"):
+        upscale_models.upscale(model, torch.zeros(1, 16, 16, channels))
 
 
 def test_with_the_library_itself():
