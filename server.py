@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -34,7 +35,8 @@ from jobs.store import StoreUnavailable
 from protocol import BinaryEventTypes, text_frame
 from userdata import UserManager
 
-__all__ = ["BinaryEventTypes", "PromptServer"]
+# Packs take `uuid` and `web` from here, too.
+__all__ = ["BinaryEventTypes", "PromptServer", "uuid", "web"]
 
 log = logging.getLogger(__name__)
 

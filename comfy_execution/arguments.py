@@ -11,6 +11,7 @@ from comfy_execution.facts import InputSpec, NodeFacts
 from comfy_execution.graph import DynamicPrompt, NodeInputError, NodeNotFoundError
 from comfy_execution.links import ConstantList, is_link
 from comfy_execution.results import RunResults
+from comfy_execution.types import spelled
 
 NOT_FETCHED = (None,)  # what a lazy input that nobody asked for looks like
 
@@ -79,7 +80,8 @@ def hidden_values(
 ) -> dict[str, Any]:
     """Values of the hidden inputs a class asks for, by argument name."""
     values: dict[str, Any] = {}
-    for name, wanted in declared.items():
+    for name, kind in declared.items():
+        wanted = spelled(kind)  # some packs declare an input here that is not meant to be seen, with a type
         if wanted == "UNIQUE_ID":
             values[name] = node_id
         elif wanted == "PROMPT":

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from comfy_execution.graph import NodeNotFoundError
+from comfy_execution.types import spelled
 
 log = logging.getLogger(__name__)
 
@@ -106,11 +107,16 @@ class InputSpec:
 
 
 class NodeFacts:
-    """A node class as the engine sees it."""
+    """A node class as the engine sees it.
 
-    def __init__(self, class_type: str, cls: type) -> None:
+    Args:
+        running: it is asked for a run, not for the check of a prompt (see `get_input_info`).
+    """
+
+    def __init__(self, class_type: str, cls: type, running: bool = False) -> None:
         self.class_type = class_type
         self.cls = cls
+        self.running = running
         self.is_v3 = hasattr(cls, "RESOLVE_INPUTS")
         # A V3 class asks its schema for each attribute; here it is asked once.
         self._schema = cls.GET_SCHEMA() if self.is_v3 else None
@@ -124,7 +130,9 @@ class NodeFacts:
             self.is_output = getattr(cls, "OUTPUT_NODE", False) is True
             self.input_is_list = bool(getattr(cls, "INPUT_IS_LIST", False))
             self.has_intermediate_output = bool(getattr(cls, "HAS_INTERMEDIATE_OUTPUT", False))
-            self.return_types = tuple(getattr(cls, "RETURN_TYPES", ()) or ())
+            types = getattr(cls, "RETURN_TYPES", ()) or ()
+            # A tuple stays the object that it is: packs have some that answer for every slot.
+            self.return_types = types if isinstance(types, tuple) else tuple(types)
         self._inputs: InputSpec | None = None
 
     # What only a run asks for is not found out for each prompt that is checked.
@@ -164,7 +172,7 @@ class NodeFacts:
             *parts, depends_on_sent = self.cls.RESOLVE_INPUTS(sent, self._schema)
             spec = InputSpec(*parts)
         else:
-            types = self.cls.INPUT_TYPES()
+            types = get_input_info(self.cls) if self.running else self.cls.INPUT_TYPES()
             spec = InputSpec(types.get("required", {}), types.get("optional", {}), types.get("hidden", {}))
             depends_on_sent = False
         if not depends_on_sent:
@@ -175,7 +183,7 @@ class NodeFacts:
     @_once
     def wants_unique_id(self) -> bool:
         """Whether a node of this class is told its id, which makes its result belong to that id."""
-        return "UNIQUE_ID" in self.inputs({}).hidden.values()
+        return any(spelled(wanted) == "UNIQUE_ID" for wanted in self.inputs({}).hidden.values())
 
     def own_method(self, v1_name: str, v3_name: str) -> Callable | None:
         """An optional classmethod: the V1 attribute, or the V3 one if the class overrides it."""
@@ -207,11 +215,25 @@ class NodeFacts:
         return self.own_method("check_lazy_status", "check_lazy_status") is not None
 
 
-class FactsBook:
-    """Facts by class name, for the length of one run, so that INPUT_TYPES() is asked once per class and run."""
+def get_input_info(cls: type, outer: bool = True) -> Mapping[str, Any]:
+    """What INPUT_TYPES() returns, when it is asked during a run.
 
-    def __init__(self, classes: Mapping[str, type] | None = None) -> None:
+    Switches with any number of inputs read the call stack: if the second caller has this name, they declare every
+    input as lazy, so that only the chosen one is evaluated. Hence the name, and the call of itself.
+    """
+    return get_input_info(cls, False) if outer else cls.INPUT_TYPES()
+
+
+class FactsBook:
+    """Facts by class name, for the length of one run, so that INPUT_TYPES() is asked once per class and run.
+
+    Args:
+        running: the facts are for a run, not for the check of a prompt.
+    """
+
+    def __init__(self, classes: Mapping[str, type] | None = None, running: bool = False) -> None:
         self._classes = node_classes() if classes is None else classes
+        self._running = running
         self._facts: dict[str, NodeFacts] = {}
 
     def knows(self, class_type: object) -> bool:
@@ -235,7 +257,7 @@ class FactsBook:
         if facts is None:
             if class_type not in self._classes:
                 raise NodeNotFoundError(f"There is no node class named {class_type!r}")
-            facts = self._facts[class_type] = NodeFacts(class_type, self._classes[class_type])
+            facts = self._facts[class_type] = NodeFacts(class_type, self._classes[class_type], self._running)
         return facts
 
 

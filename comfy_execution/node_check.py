@@ -12,6 +12,7 @@ from comfy_execution.arguments import hidden_values
 from comfy_execution.facts import DeclaredInput, InputSpec, NodeFacts, nested
 from comfy_execution.links import ConstantList
 from comfy_execution.problems import InputRef, linked, problem
+from comfy_execution.types import spelled
 
 _CONVERSIONS = {"INT": int, "FLOAT": float, "STRING": str, "BOOLEAN": bool}
 _LONG_LIST = 20  # options; longer lists are not repeated in errors
@@ -37,15 +38,10 @@ def constants(
                 options = _options_of(ref)
                 if options is not None:
                     error = _choice(ref, options, inputs)
-        if error is None and _spelled(declared.type) == "FLOAT" and not math.isfinite(inputs[name]):
+        if error is None and spelled(declared.type) == "FLOAT" and not math.isfinite(inputs[name]):
             error = _not_finite(ref, inputs[name])
         if error is not None:
             errors.append(error)
-
-
-def _spelled(kind: Any) -> str | None:
-    """The name of a type; packs have names that equal every other one, or have no hash. None for a list of choices."""
-    return str.__str__(kind) if isinstance(kind, str) else None
 
 
 def _is_plainly_good(value: Any, declared: DeclaredInput) -> bool:
@@ -74,7 +70,7 @@ def _convert(ref: InputRef, inputs: dict[str, Any]) -> dict[str, Any] | None:
     if isinstance(value, dict) and "__value__" in value:
         value = value["__value__"]
         inputs[ref.name] = value = ConstantList(value) if isinstance(value, list) else value
-    convert = _CONVERSIONS.get(_spelled(ref.type))
+    convert = _CONVERSIONS.get(spelled(ref.type))
     if convert is None:
         return None
     try:
@@ -170,7 +166,7 @@ def _options_of(ref: InputRef) -> list | tuple | None:
     """What a value may be chosen from; None when the input is no choice."""
     if isinstance(ref.type, list | tuple):
         return ref.type
-    kind = _spelled(ref.type)
+    kind = spelled(ref.type)
     if kind == DYNAMIC_COMBO:
         return [option["key"] for option in ref.declared.options.get("options", [])]
     if kind == "COMBO":

@@ -155,7 +155,7 @@ class Run:
         self.rescue = rescue
         self._rescued: set[str] = set()  # nodes that have had their second try
         self.progress: ProgressRegistry = registry_for(prompt_id, self.prompt)
-        self.book = FactsBook()
+        self.book = FactsBook(running=True)
         self._facts = facts = _FactsByNode(self.prompt, self.book)
         self.signatures: Signatures | None = None
         self.results: RunResults

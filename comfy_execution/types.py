@@ -7,6 +7,11 @@ from typing import Any
 MATCH_ANY = ("*", "COMFY_MATCHTYPE_V3")
 
 
+def spelled(kind: Any) -> str | None:
+    """The name of a type; packs have names that equal every other one, or have no hash. None for what is no text."""
+    return str.__str__(kind) if isinstance(kind, str) else None
+
+
 def types_fit(received: Any, wanted: Any) -> bool:
     """Whether an output of type `received` may be linked to an input of type `wanted`."""
     # Written as "not unequal": packs make wildcards from str subclasses whose __ne__ never holds.

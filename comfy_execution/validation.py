@@ -205,11 +205,14 @@ class _Walk:
             self._fail(visit, KeyError(f"Input {ref.name!r} is linked to node {source!r}, which is not in the prompt"))
             return False
         return_types = self.book[self.prompt[source]["class_type"]].return_types
-        if not isinstance(slot, int) or not 0 <= slot < len(return_types):
+        try:
+            if type(slot) is not int or slot < 0:
+                raise IndexError
+            received = return_types[slot]  # not by its length: packs have tuples that answer for every slot
+        except IndexError:
             text = f"Input {ref.name!r} is linked to output {slot!r} of node {source}, which has {len(return_types)}"
             self._fail(visit, IndexError(text))
             return False
-        received = return_types[slot]
         visit.input_types[ref.name] = received
         if not types_fit(received, ref.type) and not node.facts.checks_types_itself:
             shown = received if isinstance(received, str) else list(received)

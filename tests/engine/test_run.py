@@ -1,6 +1,7 @@
 """Running prompts: lists, lazy inputs, blockers, coroutines, expansion, return forms, errors."""
 
 import asyncio
+import inspect
 
 import pytest
 from engine_kit import n, node
@@ -128,6 +129,38 @@ def test_lazy_asking_for_nonsense(runner, classes):
     assert runner.bad(prompt)["exception_type"].endswith("NodeInputError")
     classes["Switch"].check_lazy_status = lambda self, **inputs: None
     assert shown(runner, {"s": prompt["s"]}, ("s", 0)) == ["1"]
+
+
+def test_a_switch_that_reads_the_call_stack_is_lazy(runner, classes):
+    """Impact's switch takes any number of inputs, and says that all are lazy to whom it takes for the scheduler."""
+
+    class LazyAll:
+        def __contains__(self, name):
+            return True
+
+        def __getitem__(self, name):
+            return ("*", {"lazy": True})
+
+    class AnySwitch:
+        RETURN_TYPES, FUNCTION = ("*",), "run"
+
+        @classmethod
+        def INPUT_TYPES(cls):
+            scheduling = inspect.stack()[2].function == "get_input_info"
+            declared = LazyAll() if scheduling else {"input1": ("*", {"lazy": True})}
+            return {"required": {"select": ("INT", {})}, "optional": declared}
+
+        def check_lazy_status(self, select, **inputs):
+            return [f"input{select}"] if f"input{select}" in inputs else []
+
+        def run(self, select, **inputs):
+            return (inputs[f"input{select}"],)
+
+    classes["AnySwitch"] = AnySwitch
+    prompt = {f"i{number}": n("Int", value=number) for number in (1, 2, 3)}
+    prompt["s"] = n("AnySwitch", select=2, **{f"input{number}": (f"i{number}", 0) for number in (1, 2, 3)})
+    assert shown(runner, prompt, ("s", 0)) == ["2"]
+    assert classes["Int"].calls == [2]
 
 
 # --- blockers
@@ -356,6 +389,25 @@ def test_hidden_inputs_and_secrets(runner, classes):
     outputs = runner.good(prompt, extra_pnginfo={"w": 1}, api_key_comfy_org="k")
     assert outputs["o"]["value"] == [repr(["h", ["h", "o"], {"w": 1}, "Hidden", "k"])]
     assert prompt["h"]["inputs"] == {}  # what nodes do to the prompt stays in the run
+
+
+def test_hidden_inputs_that_are_inputs(runner, classes):
+    """Loops declare the input that only their own expansion sends as hidden, with a type."""
+
+    class EqualToAll(str):
+        def __eq__(self, other):
+            return True
+
+        __hash__ = None
+
+    @node({}, ["*"], hidden={"a": (EqualToAll("*"),), "b": EqualToAll("*"), "c": "NO_SUCH", "uid": "UNIQUE_ID"})
+    class Loop:
+        def run(self, uid, **inputs):
+            return ([uid, inputs],)
+
+    classes["Loop"] = Loop
+    assert shown(runner, {"h": n("Loop")}, ("h", 0)) == [repr(["h", {}])]
+    assert shown(runner, {"h": n("Loop", a=1, b=2)}, ("h", 0)) == [repr(["h", {"a": 1, "b": 2}])]
 
 
 def test_undeclared_inputs(runner, classes):

@@ -189,7 +189,9 @@ def test_link_errors(check):
     assert error["extra_info"]["received_type"] == "STRING" and error["extra_info"]["linked_node"] == ["t", 0]
 
 
-@pytest.mark.parametrize("link, kind", [(["no", 0], "KeyError"), (["i", 3], "IndexError"), (["i", -1], "IndexError")])
+@pytest.mark.parametrize(
+    "link, kind", [(["no", 0], "KeyError"), *((["i", slot], "IndexError") for slot in (3, -1, False, 10**30))]
+)
 def test_link_to_nowhere(check, link, kind):
     error = only(check({"i": n("Int", value=1), **typed(number=link)}))
     assert error["type"] == "exception_during_validation"
@@ -330,6 +332,30 @@ def test_node_without_inputs(check):
     _, _, _, errors = check(prompt)
     assert {e["type"] for e in errors["n"]["errors"]} == {"required_input_missing"}
     assert prompt == {"n": {"class_type": "Typed"}}
+
+
+class AnySlot(tuple):
+    """What some packs write output types with: the first stands for every slot."""
+
+    def __getitem__(self, index):
+        return super().__getitem__(min(index, len(self) - 1))
+
+
+def test_a_tuple_of_types_may_answer_for_every_slot(check, classes):
+    @node({}, ["INT"])
+    class Pipe:
+        def run(self):
+            return (1, 2, 3)
+
+    Pipe.RETURN_TYPES = AnySlot(("INT",))
+    classes["Pipe"] = Pipe
+    assert check({"p": n("Pipe"), "o": n("Show", value=("p", 2)), "q": n("Check", value=("p", 7), other=1)})[0]
+    assert only(check({"p": n("Pipe"), "o": n("Typed", **{**GOOD, "text": ("p", 5)})}), "o")["type"] == (
+        "return_type_mismatch"
+    )
+    for slot in (-1, 1.0, None):
+        error = only(check({"p": n("Pipe"), "o": n("Show", value=["p", slot])}), "o")
+        assert error["type"] == "exception_during_validation"
 
 
 def test_types_fit():
