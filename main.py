@@ -6,7 +6,26 @@ packs' prestartup scripts, torch, the built-in nodes and the custom packs. What 
 
 from __future__ import annotations
 
-import comfy.options
+import os
+import signal
+
+EXIT_OK, EXIT_FAILED = 0, 1
+
+
+def stop_early(number: int, _frame: object) -> None:
+    """End the process on a signal that comes before the server listens, while most of its time goes into imports.
+
+    An exception could end up in whatever is being imported, and there is nothing to close yet.
+    """
+    os.write(2, f"{signal.Signals(number).name} came before the server was up; it ends\n".encode())
+    os._exit(EXIT_OK)
+
+
+if __name__ == "__main__":  # before anything else is imported; `serve` takes over once it can
+    for early in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(early, stop_early)
+
+import comfy.options  # noqa: E402
 
 comfy.options.enable_args_parsing()
 
@@ -15,9 +34,7 @@ import contextlib  # noqa: E402
 import faulthandler  # noqa: E402
 import logging  # noqa: E402
 import math  # noqa: E402
-import os  # noqa: E402
 import shutil  # noqa: E402
-import signal  # noqa: E402
 import sys  # noqa: E402
 import threading  # noqa: E402
 import time  # noqa: E402
@@ -25,7 +42,6 @@ import time  # noqa: E402
 import folder_paths  # noqa: E402
 from comfy.cli_args import args, no_effect_notes  # noqa: E402
 
-EXIT_OK, EXIT_FAILED = 0, 1
 STORE_SECONDS = 0.5  # for the last changes to reach the disk
 LAST_SECONDS = 1.5  # for sockets to close once all is stored
 KNOWN_RUNS = 200  # of earlier processes that estimates start from
@@ -186,6 +202,9 @@ async def serve() -> int:
             loop.add_signal_handler(sig, stop)
         except NotImplementedError:  # Windows
             signal.signal(sig, lambda *_: loop.call_soon_threadsafe(stop))
+    if args.debug_hang and hasattr(faulthandler, "register"):  # not on Windows
+        # Last, as it calls the handler that was there before.
+        faulthandler.register(signal.SIGINT, all_threads=True, chain=True)
 
     addresses = [(address.strip(), args.port) for address in args.listen.split(",") if address.strip()]
     if not addresses:
@@ -221,7 +240,16 @@ async def serve() -> int:
     end_at_the_latest(status)
     await server.close()
     server.jobs.close()
+    hear_no_more(loop)
     return status
+
+
+def hear_no_more(loop: asyncio.AbstractEventLoop) -> None:
+    """Have no further signal cut off the rest of the end. It cannot take long: see `end_at_the_latest`."""
+    for sig in (signal.SIGINT, signal.SIGTERM):
+        with contextlib.suppress(NotImplementedError):  # Windows
+            loop.remove_signal_handler(sig)
+        signal.signal(sig, signal.SIG_IGN)
 
 
 def end_at_the_latest(status: int) -> None:
@@ -285,8 +313,6 @@ def main() -> int:
     logs.setup(args)
     for note in no_effect_notes(args):
         log.warning(note)
-    if args.debug_hang:
-        faulthandler.register(signal.SIGINT, all_threads=True, chain=True)
     prepare_environment()
     try:
         prepare_folders()

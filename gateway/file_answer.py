@@ -1,7 +1,7 @@
 """An answer that is a file on the disk: whole, in part, or word that the client has it already.
 
-Differs from aiohttp's `FileResponse` in what that leaves out: `If-Range` with a tag, several ranges at once, HEAD. And a
-file beside it of the same name with `.gz` or `.br` is another file, not this one compressed.
+Differs from aiohttp's `FileResponse` in what that leaves out: `If-Range` with a tag, several ranges at once, HEAD. And
+a file beside it of the same name with `.gz` or `.br` is another file, not this one compressed.
 """
 
 from __future__ import annotations

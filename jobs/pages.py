@@ -18,7 +18,7 @@ from jobs.store import Query, Row
 Facts = Mapping[str, Mapping[str, Any]]
 
 
-LONGEST_PAGE = 10_000  # jobs of an answer to a request without a limit; as many as the reference has at most
+LONGEST_PAGE = 10_000  # jobs that an answer has at most, whatever the request wants; as many as the reference keeps
 
 
 class BadCursor(ValueError):
@@ -26,12 +26,15 @@ class BadCursor(ValueError):
 
 
 def by_offset(ledger: Ledger, query: Query, full: Facts | None = None) -> bytes:
-    """JSON of GET /api/jobs. full: with all that the ledger knows, and these facts by job id. Reads the disk."""
-    total = ledger.total(query)
-    rows = ledger.page(query if query.limit is not None else replace(query, limit=LONGEST_PAGE))
+    """JSON of GET /api/jobs. full: with all that the ledger knows, and these facts by job id. Reads the disk.
+
+    `pagination.limit` is the limit in force: null without one in the request, `LONGEST_PAGE` when that wants more.
+    """
+    total, limit = ledger.total(query), min(query.limit or LONGEST_PAGE, LONGEST_PAGE)
+    rows = ledger.page(replace(query, limit=limit))
     pagination = {
         "offset": query.offset,
-        "limit": query.limit,
+        "limit": limit if query.limit is not None else None,
         "total": total,
         "has_more": query.offset + len(rows) < total and bool(rows),
     }
@@ -46,7 +49,7 @@ def by_cursor(ledger: Ledger, query: Query, cursor: str, full: Facts | None = No
     Raises:
         BadCursor: it is none, or of another order.
     """
-    limit = query.limit or 100
+    limit = min(query.limit or 100, LONGEST_PAGE)
     after = read_cursor(cursor, query) if cursor else None
     rows = ledger.page(replace(query, after=after, limit=limit + 1, offset=0))
     more = len(rows) > limit

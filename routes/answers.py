@@ -98,7 +98,7 @@ def int_query(request: web.Request, name: str) -> int | None:
     try:
         return int(text)
     except ValueError:
-        raise Refused(f"{name} must be an integer, not {text!r}") from None
+        raise Refused(f"{name} must be an integer, not {text[:80]!r}") from None
 
 
 def flag_query(request: web.Request, name: str) -> bool:

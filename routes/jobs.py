@@ -48,16 +48,16 @@ def query_of(request: web.Request) -> Query:
     limit, offset = int_query(request, "limit"), int_query(request, "offset") or 0
     if limit is not None and limit <= 0:
         raise Refused("limit must be above 0")
-    numbers = [limit, offset, int_query(request, "created_after"), int_query(request, "created_before")]
+    numbers = [offset, int_query(request, "created_after"), int_query(request, "created_before")]
     if any(number is not None and abs(number) >= 2**62 for number in numbers):
-        raise Refused("limit, offset, created_after and created_before must be numbers below 2**62")
+        raise Refused("offset, created_after and created_before must be numbers below 2**62")
     return Query(
         statuses(request) or jobs.JobStatus.ALL,
         client_id=label(request, "client_id"),
         workflow_id=label(request, "workflow_id"),
         batch_id=label(request, "batch_id"),
-        created_from=numbers[2],
-        created_before=numbers[3],
+        created_from=numbers[1],
+        created_before=numbers[2],
         by_duration=choice(request, "sort_by", jobs.SORT_KEYS) == "execution_duration",
         descending=choice(request, "sort_order", ("desc", "asc")) == "desc",
         limit=limit,
@@ -80,7 +80,11 @@ def add_to(table: Table, server: PromptServer) -> None:
             Parameter("created_before", INTEGER, "Only jobs submitted before this time"),
             Parameter("sort_by", one_of(*jobs.SORT_KEYS)),
             Parameter("sort_order", one_of("desc", "asc")),
-            Parameter("limit", bounded(1), "At most that many; 10,000 by default, 100 with a cursor"),
+            Parameter(
+                "limit",
+                bounded(1),
+                "At most that many: 10,000, also when it is more; 10,000 by default, 100 with a cursor",
+            ),
             Parameter("offset", INTEGER, "Skip that many; negative: none"),
             Parameter("cursor", description="Go on behind pagination.next_cursor of the last page; empty: start"),
             Parameter("full", BOOLEAN, "With instance_id, and all that is known of jobs that wait or run"),

@@ -116,6 +116,37 @@ def test_a_request_without_a_limit_is_not_answered_with_everything(live, monkeyp
     assert found == ["4", "3", "2"] and pagination == {"offset": 0, "limit": None, "total": 5, "has_more": True}
 
 
+def test_a_limit_beyond_the_most_is_lowered_and_the_answer_says_so(live, monkeypatch):
+    monkeypatch.setattr(pages, "LONGEST_PAGE", 3)
+    life = live()
+    for number in range(5):
+        life.put(str(number), create_time=number)
+    for limit in (4, 10**6, 10**40):
+        found, pagination = listed(life, Query(STATES, limit=limit, offset=1))
+        assert found == ["3", "2", "1"] and pagination == {"offset": 1, "limit": 3, "total": 5, "has_more": True}
+        first = json.loads(pages.by_cursor(life.ledger, Query(STATES, limit=limit), ""))
+        assert [job["id"] for job in first["jobs"]] == ["4", "3", "2"]
+        assert first["pagination"]["limit"] == 3 and first["pagination"]["next_cursor"]
+    assert listed(life, Query(STATES, limit=3))[1]["limit"] == 3
+
+
+async def test_a_huge_limit_over_http(start, monkeypatch):
+    monkeypatch.setattr(pages, "LONGEST_PAGE", 3)
+    running = await start()
+    for number in range(5):
+        prompt = {"1": {"class_type": "Text", "inputs": {"text": str(number)}}}
+        assert (await running.post("/prompt", json={"prompt": prompt}))[0] == 200
+    for limit in ("4", "1000000", "9" * 60):
+        for query, rest in (("", {"offset": 0, "total": 5}), ("&cursor=", {})):
+            status, answer, _ = await running.get(f"/api/jobs?limit={limit}{query}")
+            assert status == 200 and len(answer["jobs"]) == 3
+            assert answer["pagination"].items() >= {"limit": 3, "has_more": True, **rest}.items()
+    assert (await running.get("/api/jobs"))[1]["pagination"]["limit"] is None
+    for limit in ("9" * 5000, "x" * 5000):  # beyond what is taken for a number; told in a few words
+        status, answer, _ = await running.get(f"/api/jobs?limit={limit}")
+        assert status == 400 and len(answer["error"]) < 200
+
+
 def test_a_cursor_is_not_disturbed_by_what_comes_and_goes(live):
     life = live()
     for number in range(10):

@@ -9,6 +9,7 @@ import socket
 import time
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -192,6 +193,49 @@ def test_a_stuck_node_ends_the_process_if_that_is_wanted(start):
     job = again.get(f"/api/jobs/{stuck}")
     assert (job["status"], job["reason"]) == ("cancelled", "interrupted") and job["by"]["route"].endswith("/cancel")
     assert server.ran == ["begin a", "begin b", "end b"]
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_signals_that_come_before_the_server_is_up(tmp_path, sent):
+    """At any moment of the start the process ends well; what it was importing leaves no traceback."""
+    ends = []
+    for step in range(10):
+        folder = tmp_path / str(step)
+        folder.mkdir()
+        server = Server(folder)
+        # From when main.py runs on: the interpreter itself takes a moment before.
+        server.until(lambda process=server.process: catches(process.pid, signal.SIGTERM))
+        time.sleep(step * 0.08)
+        ends.append((server.stop(sent), "Traceback" in server.log, len(server.log.strip().splitlines())))
+    assert {end[:2] for end in ends} == {(0, False)}, ends
+    assert ends[0][2] == 1 and "came before the server was up" in (tmp_path / "0" / "server.log").read_text()
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    caught = next(line for line in status.splitlines() if line.startswith("SigCgt"))
+    return (
+        bool(int(caught.split()[1], 16) >> (number - 1) & 1) and "main.py" in Path(f"/proc/{pid}/cmdline").read_text()
+    )
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_further_signals_do_not_cut_off_the_end(start, sent):
+    server = start()
+    for number in range(10_000):  # which take a moment to delete
+        (server.folder / "temp" / f"{number}.png").touch()
+    while server.process.poll() is None:
+        server.process.send_signal(sent)
+        time.sleep(0.01)
+    assert server.process.returncode == 0, server.log[-3000:]
+    assert not (server.folder / "temp").exists() and "Traceback" not in server.log
+
+
+def test_stacks_are_printed_when_that_is_wanted(start):
+    server = start("--debug-hang")
+    assert server.stop(signal.SIGINT) == 0
+    assert "Current thread" in server.log and "main.py" in server.log
 
 
 def test_a_worker_that_never_had_a_chance(start):
