@@ -27,6 +27,7 @@ DECODE_BYTES_PER_PIXEL = 2178
 
 DECODE_TILE, DECODE_OVERLAP = 64, 16  # latent cells
 ENCODE_TILE, ENCODE_OVERLAP = 512, 64  # pixels
+HALVINGS = 2  # of the tiles, where these do not fit either
 
 
 class InvalidVAE(RuntimeError):
@@ -37,6 +38,32 @@ class InvalidVAE(RuntimeError):
             "This VAE is empty: the file it comes from holds no autoencoder weights that are known here. "
             "Load one with a VAE loader node."
         )
+
+
+def _unless_memory_ends(what: str, compute: Callable[[], Tensor]) -> Tensor | None:
+    """What `compute` returns; None if memory runs out meanwhile."""
+    try:
+        return compute()
+    except Exception as error:
+        comfy.model_management.raise_non_oom(error)
+        log.warning("%s ran out of memory; trying again in smaller parts", what)
+    # Outside the handler: the exception would keep the failed attempt's tensors alive.
+    comfy.model_management.soft_empty_cache()
+    return None
+
+
+def _in_tiles_that_fit(what: str, compute: Callable[..., Tensor], samples: Tensor, tile: int, overlap: int) -> Tensor:
+    """`compute(samples, width, height, overlap)` with tiles of the usual size, or of a half or a quarter of it.
+
+    Raises what the smallest tiles raise.
+    """
+    for _ in range(HALVINGS):
+        done = _unless_memory_ends(f"{what} in tiles of {tile}", lambda: compute(samples, tile, tile, overlap))  # noqa: B023
+        if done is not None:
+            return done
+        tile //= 2
+        overlap = min(overlap, tile // 4)
+    return compute(samples, tile, tile, overlap)
 
 
 class VAE:
@@ -150,17 +177,9 @@ class VAE:
         self.throw_exception_if_invalid()
         per_item = self.memory_used_decode(samples_in.shape, self.vae_dtype)
         batch = self._load(per_item * samples_in.shape[0], per_item)
-        try:
-            parts = [self.process_output(self._decode(part).to(self.output_device)) for part in samples_in.split(batch)]
-            pixels = torch.cat(parts)
-        except Exception as e:
-            comfy.model_management.raise_non_oom(e)
-            log.warning("decoding ran out of memory; trying again in tiles")
-            pixels = None
+        pixels = _unless_memory_ends("decoding", lambda: self._decode_batches(samples_in, batch))
         if pixels is None:
-            # Outside the handler: the exception would keep the failed attempt's tensors alive.
-            comfy.model_management.soft_empty_cache()
-            pixels = self._decode_tiled(samples_in)
+            pixels = _in_tiles_that_fit("decoding", self._decode_tiled, samples_in, DECODE_TILE, DECODE_OVERLAP)
         return comfy.model_management.to_intermediate(pixels).movedim(1, -1)
 
     def decode_tiled(
@@ -180,6 +199,11 @@ class VAE:
         self._load(self.memory_used_decode(tile, self.vae_dtype))
         pixels = self._decode_tiled(samples, tile_x, tile_y, overlap)
         return comfy.model_management.to_intermediate(pixels).movedim(1, -1)
+
+    def _decode_batches(self, samples: Tensor, batch: int) -> Tensor:
+        return torch.cat(
+            [self.process_output(self._decode(part).to(self.output_device)) for part in samples.split(batch)]
+        )
 
     def _decode(self, latent: Tensor) -> Tensor:
         return self.first_stage_model.decode(latent.to(device=self.device, dtype=self.vae_dtype)).float()
@@ -202,14 +226,10 @@ class VAE:
         pixels = self._channels_first(pixel_samples)
         per_item = self.memory_used_encode(pixels.shape, self.vae_dtype)
         batch = self._load(per_item * pixels.shape[0], per_item)
-        try:
-            latents = torch.cat([self._encode(part).to(self.output_device) for part in pixels.split(batch)])
-            return comfy.model_management.to_intermediate(latents)
-        except Exception as e:
-            comfy.model_management.raise_non_oom(e)
-            log.warning("encoding ran out of memory; trying again in tiles")
-        comfy.model_management.soft_empty_cache()
-        return comfy.model_management.to_intermediate(self._encode_tiled(pixels))
+        latents = _unless_memory_ends("encoding", lambda: self._encode_batches(pixels, batch))
+        if latents is None:
+            latents = _in_tiles_that_fit("encoding", self._encode_tiled, pixels, ENCODE_TILE, ENCODE_OVERLAP)
+        return comfy.model_management.to_intermediate(latents)
 
     def encode_tiled(
         self,
@@ -236,6 +256,9 @@ class VAE:
         if self.latent_dim == 2 and pixel_samples.ndim == 5:
             pixel_samples = pixel_samples.flatten(0, 1)
         return self.vae_encode_crop_pixels(pixel_samples).movedim(-1, 1)
+
+    def _encode_batches(self, pixels: Tensor, batch: int) -> Tensor:
+        return torch.cat([self._encode(part).to(self.output_device) for part in pixels.split(batch)])
 
     def _encode(self, pixels: Tensor) -> Tensor:
         pixels = self.process_input(pixels).to(device=self.device, dtype=self.vae_dtype)

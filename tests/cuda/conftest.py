@@ -5,7 +5,7 @@ import gc
 import pytest
 import torch
 
-from comfy import device_memory, devices
+from comfy import device_memory, devices, ledger
 from comfy.loaded_models import unload_all_models
 from tests.cuda.simulation import DEVICE, SimulatedCuda
 
@@ -15,11 +15,12 @@ def cuda(monkeypatch):
     """The device, of 24 GB, in use as the server uses one."""
     monkeypatch.setattr(devices, "cpu_state", devices.CPUState.GPU)
     monkeypatch.setattr(devices, "vram_state", devices.VRAMState.NORMAL_VRAM)
-    known = device_memory._memories.pop(DEVICE, None)
+    known = [(book, book.pop(DEVICE, None)) for book in (device_memory._memories, ledger._ledgers)]
     with SimulatedCuda() as device, torch.inference_mode():
         yield device
         unload_all_models()
         gc.collect()
-    device_memory._memories.pop(DEVICE, None)
-    if known is not None:
-        device_memory._memories[DEVICE] = known
+    for book, entry in known:
+        book.pop(DEVICE, None)
+        if entry is not None:
+            book[DEVICE] = entry

@@ -66,7 +66,7 @@ def test_out_of_memory_falls_back_to_tiles(golden, vae, monkeypatch, kind):
         return decode(latent)
 
     monkeypatch.setattr(network, "decode", limited)
-    monkeypatch.setattr(vae, "_decode_tiled", lambda samples: VAE._decode_tiled(vae, samples, 8, 8, 2))
+    monkeypatch.setattr(vae, "_decode_tiled", lambda samples, *tile: VAE._decode_tiled(vae, samples, 8, 8, 2))
     latent = golden.inputs["latent_big"]
     out = vae.decode(latent)
     assert out.shape[1:] == (latent.shape[2] * vae.upscale_ratio, latent.shape[3] * vae.upscale_ratio, 3)
