@@ -194,7 +194,7 @@ def test_a_library_that_cannot_be_imported_is_told(monkeypatch, tmp_path):
     (tmp_path / "spandrel.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "spandrel", raising=False)
-    with pytest.raises(upscale_models.UnknownUpscaleModel, match="cannot be imported.*torchvision::nms"):
+    with pytest.raises(upscale_models.UnknownUpscaleModel, match=r"cannot be imported.*torchvision::nms"):
         upscale_models.load_state_dict({"swin.weight": torch.tensor(0.5)})
 
 
