@@ -13,10 +13,10 @@ from torch import Tensor
 import comfy.model_management
 import comfy.ops
 import comfy.utils
-from comfy.model_base import WeightsMismatch, load_assigned
+from comfy.model_base import load_assigned
 from comfy.model_patcher import ModelPatcher
 from comfy.models.clip_vision import CLIPVisionConfig, CLIPVisionModelProjection, config_from_state_dict, from_open_clip
-from comfy.weights import WeightsFileError
+from comfy.weights import WeightsFileError, refusing
 
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 SIGLIP_MEAN, SIGLIP_STD = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
@@ -138,10 +138,8 @@ def load_clipvision_from_sd(
 def load(ckpt_path: str) -> ClipVisionModel:
     """An image encoder from its file. Raises WeightsFileError or UnknownVisionModel."""
     sd = comfy.utils.load_torch_file(ckpt_path)
-    try:
+    with refusing(ckpt_path, UnknownVisionModel):
         model = load_clipvision_from_sd(sd)
-    except (WeightsMismatch, KeyError) as e:
-        raise UnknownVisionModel(ckpt_path, os.path.getsize(ckpt_path), f"its tensors do not fit: {e}") from e
     if model is None:
         first = next(iter(sd), "none")
         cause = f"no image encoder known here has its tensors ({len(sd)} of them, such as {first})"

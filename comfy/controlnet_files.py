@@ -16,11 +16,10 @@ import comfy.model_management
 import comfy.ops
 import comfy.utils
 from comfy.controlnet import Control, ControlBase, ControlLora, ControlNet, T2IAdapter
-from comfy.model_base import WeightsMismatch, load_assigned
+from comfy.model_base import load_assigned
 from comfy.models import control_unet, t2i_adapter, unet
-from comfy.models.diffusers_layout import DiffusersLayoutError
 from comfy.models.diffusers_names import unet_encoder_own_names
-from comfy.weights import WeightsFileError
+from comfy.weights import WeightsFileError, refusing
 
 log = logging.getLogger(__name__)
 
@@ -48,10 +47,8 @@ def load_controlnet(ckpt_path: str, model: Any = None, model_options: dict | Non
     state_dict = comfy.utils.load_torch_file(ckpt_path)
     size = os.path.getsize(ckpt_path)
     example = next(iter(state_dict), "nothing")
-    try:
+    with refusing(ckpt_path, UnknownControlError):
         control = load_controlnet_state_dict(state_dict, model, options)
-    except (WeightsMismatch, DiffusersLayoutError, KeyError) as error:
-        raise UnknownControlError(ckpt_path, size, f"its tensors do not fit: {error}") from error
     if control is None:
         cause = f"it is no ControlNet or T2I-Adapter known here (its tensors are such as {example})"
         raise UnknownControlError(ckpt_path, size, cause)

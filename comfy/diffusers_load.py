@@ -50,7 +50,7 @@ def load_diffusers(
         path = _file(model_path, "vae", NETWORK_FILES)
         if path is None:
             raise _missing(model_path, ("vae",), NETWORK_FILES)
-        vae = comfy.sd.VAE(sd=comfy.utils.load_torch_file(path))
+        vae = comfy.sd.load_vae(path)
     return model, clip, vae
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,10 +11,10 @@ from torch import Tensor
 import comfy.model_management
 import comfy.ops
 import comfy.utils
-from comfy.model_base import WeightsMismatch, load_assigned
+from comfy.model_base import load_assigned
 from comfy.model_patcher import ModelPatcher
 from comfy.models import gligen
-from comfy.weights import WeightsFileError
+from comfy.weights import WeightsFileError, refusing
 
 MAX_OBJECTS = 30
 
@@ -61,10 +60,8 @@ class GligenModel(gligen.Gligen):
 def load_gligen(ckpt_path: str) -> ModelPatcher:
     """Raises WeightsFileError naming the file when it cannot be read, UnknownGligenError when it is none."""
     sd = comfy.utils.load_torch_file(ckpt_path)
-    try:
+    with refusing(ckpt_path, UnknownGligenError):
         model = load_gligen_state_dict(sd)
-    except (KeyError, WeightsMismatch) as error:
-        raise UnknownGligenError(ckpt_path, os.path.getsize(ckpt_path), f"its tensors do not fit: {error}") from error
     management = comfy.model_management
     return ModelPatcher(model, management.get_torch_device(), management.unet_offload_device())
 

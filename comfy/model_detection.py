@@ -32,7 +32,7 @@ from comfy.models import (
 Detector = Callable[[Mapping[str, Tensor], str], dict[str, Any] | None]
 
 # Where the tensors of the diffusion network are in a checkpoint.
-UNET_PREFIXES = ("model.diffusion_model.", "model.model.", "net.")
+UNET_PREFIXES = ("model.diffusion_model.", "model.model.", "net.", "diffusion_model.")
 FALLBACK_PREFIX = "model."
 # A prefix counts when more keys than this start with it.
 MIN_KEYS = 5

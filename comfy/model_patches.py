@@ -14,11 +14,11 @@ import comfy.ops
 import comfy.utils
 from comfy.controlnet import encoded_pictures
 from comfy.loaded_models import run_goes_on
-from comfy.model_base import WeightsMismatch, load_assigned
+from comfy.model_base import load_assigned
 from comfy.model_patcher import ModelPatcher
 from comfy.models.blockwise_control import BlockwiseControl, shape_from_state_dict
 from comfy.style_patch import STYLE_MARK, STYLE_PREFIX, load_style_projector
-from comfy.weights import WeightsFileError
+from comfy.weights import WeightsFileError, refusing
 
 BLOCKWISE_MARK = "controlnet_blocks.0.y_rms.weight"
 LATENT_CHANNELS = 16
@@ -38,10 +38,8 @@ def load_model_patch(path: str) -> ModelPatcher:
     if load is None:
         first = next(iter(sd), "nothing")
         raise UnknownModelPatch(path, size, f"it is no model patch known here (its tensors are such as {first})")
-    try:
+    with refusing(path, UnknownModelPatch):
         network = load(sd)
-    except (KeyError, WeightsMismatch) as error:
-        raise UnknownModelPatch(path, size, f"its tensors do not fit: {error}") from error
     management = comfy.model_management
     return ModelPatcher(network, management.get_torch_device(), management.unet_offload_device())
 

@@ -22,17 +22,16 @@ import comfy.model_management
 import comfy.utils
 from comfy import model_detection
 from comfy.lora import load_lora_for_models
-from comfy.model_base import WeightsMismatch
 from comfy.model_patcher import ModelPatcher
 from comfy.model_sampling import ModelType, model_sampling
-from comfy.models.diffusers_layout import DiffusersLayoutError, to_own_layout
+from comfy.models.diffusers_layout import to_own_layout
 from comfy.scaled_weights import refusal
 from comfy.style_model import StyleModel, load_style_model
 from comfy.supported_models_base import ClipTarget
 from comfy.text_encoders import families
 from comfy.text_encoders.clip_handle import CLIP
 from comfy.vae.vae import VAE, InvalidVAE
-from comfy.weights import WeightsFileError
+from comfy.weights import WeightsFileError, refusing
 
 __all__ = [
     "CLIP",
@@ -53,6 +52,7 @@ __all__ = [
     "load_text_encoder_state_dicts",
     "load_unet",
     "load_unet_state_dict",
+    "load_vae",
     "model_detection",
     "save_checkpoint",
 ]
@@ -127,7 +127,7 @@ def load_checkpoint_guess_config(
     tensors are no diffusion model known here or do not fit together.
     """
     sd, metadata = comfy.utils.load_torch_file(ckpt_path, return_metadata=True)
-    try:
+    with refusing(ckpt_path, UnknownModelError):
         out = load_state_dict_guess_config(
             sd,
             output_vae,
@@ -140,8 +140,6 @@ def load_checkpoint_guess_config(
             metadata=metadata,
             folders=[os.path.dirname(ckpt_path)],
         )
-    except (WeightsMismatch, DiffusersLayoutError, KeyError) as e:
-        raise UnknownModelError(ckpt_path, os.path.getsize(ckpt_path), _misfit(e)) from e
     if out is None:
         raise UnknownModelError(ckpt_path, os.path.getsize(ckpt_path), _guess_what(sd))
     return out
@@ -272,10 +270,8 @@ def load_diffusion_model(
 ) -> ModelPatcher:
     """A diffusion network from a file of its own. Raises WeightsFileError or UnknownModelError."""
     sd, metadata = comfy.utils.load_torch_file(unet_path, return_metadata=True)
-    try:
+    with refusing(unet_path, UnknownModelError):
         model = load_diffusion_model_state_dict(sd, model_options=model_options, metadata=metadata)
-    except (WeightsMismatch, DiffusersLayoutError, KeyError) as e:
-        raise UnknownModelError(unet_path, os.path.getsize(unet_path), _misfit(e)) from e
     if model is None:
         raise UnknownModelError(unet_path, os.path.getsize(unet_path), _guess_what(sd))
     return model
@@ -322,18 +318,18 @@ def load_clip(
     """A text side from the files of its encoders. Raises WeightsFileError or UnknownModelError."""
     state_dicts = [comfy.utils.load_torch_file(path) for path in ckpt_paths]
     folders = list(dict.fromkeys(os.path.dirname(path) for path in ckpt_paths))
-    kinds = [families.recognise(sd) for sd in state_dicts]
-    for path, sd, kind in zip(ckpt_paths, state_dicts, kinds):
-        if kind is None:
+    kinds = []
+    for path, sd in zip(ckpt_paths, state_dicts):
+        with refusing(path, UnknownModelError):
+            kinds.append(families.recognise(sd))
+        if kinds[-1] is None:
             cause = f"it is no text encoder known here for {clip_type.name.lower()} ({_guess_what(sd, 'text encoder')})"
             raise UnknownModelError(path, os.path.getsize(path), cause)
     path = ckpt_paths[0]
-    try:
+    with refusing(path, UnknownModelError):
         clip = load_text_encoder_state_dicts(
             state_dicts, embedding_directory, clip_type, model_options, folders=folders
         )
-    except (WeightsMismatch, DiffusersLayoutError, KeyError) as e:
-        raise UnknownModelError(path, os.path.getsize(path), _misfit(e)) from e
     if clip is None:
         names = " and ".join(kind.name for kind in kinds)
         cause = f"no text side known here for {clip_type.name.lower()} is made of {names}"
@@ -393,6 +389,16 @@ def _text_side(
     )
 
 
+def load_vae(vae_path: str) -> VAE:
+    """An autoencoder from its file. Raises WeightsFileError or UnknownModelError."""
+    sd, metadata = comfy.utils.load_torch_file(vae_path, return_metadata=True)
+    with refusing(vae_path, UnknownModelError):
+        vae = VAE(sd=sd, metadata=metadata)
+    if vae.first_stage_model is None:
+        raise UnknownModelError(vae_path, os.path.getsize(vae_path), _guess_what(sd, "VAE"))
+    return vae
+
+
 def load_gligen(ckpt_path: str) -> ModelPatcher:
     """See `comfy.gligen`."""
     from comfy.gligen import load_gligen
@@ -419,13 +425,6 @@ def save_checkpoint(
     comfy.utils.save_torch_file(sd, output_path, metadata=metadata)
 
 
-def _misfit(error: Exception) -> str:
-    """Why tensors that were recognised cannot be used."""
-    # A KeyError's text is the name alone, in quotes.
-    told = f"the file lacks {error.args[0]}" if isinstance(error, KeyError) and error.args else str(error)
-    return f"its tensors do not fit: {told}"
-
-
 def _guess_what(sd: Mapping[str, Tensor], expected: str = "diffusion model") -> str:
     """Why tensors that are no known diffusion model (or text encoder) may have been taken for one."""
     keys = list(sd)
@@ -443,5 +442,6 @@ def _guess_what(sd: Mapping[str, Tensor], expected: str = "diffusion model") -> 
     )
     for name, marks in kinds:
         if any(mark in key for key in keys for mark in marks):
-            return f"it looks like {name}, not like a known {expected} ({len(keys)} tensors, such as {keys[0]})"
+            known = "of a kind not known here" if name == f"a {expected}" else f"not like a known {expected}"
+            return f"it looks like {name}, {known} ({len(keys)} tensors, such as {keys[0]})"
     return f"no {expected} known here has its tensors ({len(keys)} of them, such as {keys[0]})"

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 import comfy.model_management
 import comfy.ops
 import comfy.utils
-from comfy.model_base import WeightsMismatch, load_assigned
+from comfy.model_base import load_assigned
 from comfy.model_patcher import ModelPatcher
-from comfy.weights import WeightsFileError
+from comfy.weights import WeightsFileError, refusing
 
 
 class UnknownStyleModel(WeightsFileError):
@@ -73,12 +73,10 @@ def load_style_model(ckpt_path: str) -> StyleModel:
         first = next(iter(sd), "none")
         cause = f"of style models only FLUX.1 Redux is known here ({len(sd)} tensors, such as {first})"
         raise UnknownStyleModel(ckpt_path, size, cause)
-    try:
+    with refusing(ckpt_path, UnknownStyleModel):
         hidden, width = sd["redux_up.weight"].shape
         model = ReduxImageEncoder(
             width, hidden, sd["redux_down.weight"].shape[0], device="meta", dtype=comfy.utils.weight_dtype(sd)
         )
         load_assigned(model, sd, "style model")
-    except (WeightsMismatch, KeyError) as e:
-        raise UnknownStyleModel(ckpt_path, size, f"its tensors do not fit: {e}") from e
     return StyleModel(model.eval(), comfy.model_management.text_encoder_offload_device())

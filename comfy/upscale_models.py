@@ -88,13 +88,13 @@ def load_state_dict(state_dict: Mapping[str, Any]) -> Any:
             break
     for prefix in _PREFIXES:
         sd = {key.removeprefix(prefix): value for key, value in sd.items()}
-    tensors = rrdbnet.common_names({key: value for key, value in sd.items() if isinstance(value, Tensor)})
     try:
+        tensors = rrdbnet.common_names({key: value for key, value in sd.items() if isinstance(value, Tensor)})
         config = rrdbnet.config_from_state_dict(tensors)
         with torch.inference_mode(False):
             model = rrdbnet.RRDBNet(config, device="meta", operations=comfy.ops.disable_weight_init)
             model.load_state_dict({key: value.float() for key, value in tensors.items()}, assign=True)
-    except (KeyError, RuntimeError, IndexError) as error:
+    except (LookupError, RuntimeError, ValueError, TypeError, ArithmeticError) as error:
         shown = ", ".join(list(sd)[:5])
         text = f"no known upscale model has these {len(sd)} tensors: {shown}, ..."
         return _load_with_spandrel(sd, text, error)

@@ -15,7 +15,7 @@ import pickle
 import re
 import struct
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,32 @@ class NotWeightsError(WeightsFileError):
 
 class UnsafeWeightsError(WeightsFileError):
     """The file is a pickle that would run code."""
+
+
+# What reading shapes ends in where a tensor is missing, or has another number of dimensions.
+_MISFITS = (ValueError, LookupError, TypeError, ArithmeticError, StopIteration)
+
+
+@contextlib.contextmanager
+def refusing(path: str, error: type[WeightsFileError]) -> Iterator[None]:
+    """What is built from a file's tensors inside: where they do not fit together, `error` naming the file is raised.
+    Errors that name a file already, and those of the machine (no memory left), pass."""
+    try:
+        yield
+    except WeightsFileError:
+        raise
+    except _MISFITS as e:
+        raise error(path, _size(path), f"its tensors do not fit: {_misfit(e)}") from e
+
+
+def _misfit(error: Exception) -> str:
+    if isinstance(error, KeyError) and error.args:
+        # Its text is the name alone, in quotes; some are sentences.
+        name = str(error.args[0])
+        return name if " " in name else f"the file lacks {name}"
+    if type(error).__module__ == "builtins":
+        return f"a part is missing or of another shape than such models have ({error!r})"
+    return str(error)
 
 
 # A node runs in inference mode, but weights outlive it: only ordinary tensors can be parameters and be patched.

@@ -78,24 +78,19 @@ class VAELoader:
 
     def load_vae(self, vae_name: str) -> tuple[Any]:
         import comfy.sd
+        from comfy.weights import refusing
 
-        vae = comfy.sd.VAE(sd=_vae_weights(vae_name))
-        vae.throw_exception_if_invalid()
-        return (vae,)
+        if vae_name == PIXEL_SPACE or vae_name in _TWO_PART_VAES:
+            with refusing(vae_name, comfy.sd.UnknownModelError):
+                return (comfy.sd.VAE(sd=_vae_weights(vae_name)),)
+        small = os.path.splitext(vae_name)[0] in _ONE_FILE_PREVIEW_VAES
+        return (comfy.sd.load_vae(folder_paths.get_full_path_or_raise("vae_approx" if small else "vae", vae_name)),)
 
 
 def _vae_weights(name: str) -> dict:
     import torch
 
-    import comfy.utils
-
-    if name == PIXEL_SPACE:
-        return {"pixel_space_vae": torch.tensor(1.0)}
-    if name in _TWO_PART_VAES:
-        return _two_part_weights(name)
-    small = os.path.splitext(name)[0] in _ONE_FILE_PREVIEW_VAES
-    path = folder_paths.get_full_path_or_raise("vae_approx" if small else "vae", name)
-    return comfy.utils.load_torch_file(path)
+    return {"pixel_space_vae": torch.tensor(1.0)} if name == PIXEL_SPACE else _two_part_weights(name)
 
 
 def _two_part_weights(name: str) -> dict:

@@ -103,7 +103,7 @@ def config_from_state_dict(
     input_depths: list[int] = []
     transformers: list[str] = []
     res_blocks_in_level = 0
-    block = 1
+    block, channels = 1, shape("input_blocks.1.0.out_layers.3.weight")[0]
     while True:
         if has(f"input_blocks.{block}.0.out_layers.3.weight"):
             channels = shape(f"input_blocks.{block}.0.out_layers.3.weight")[0]
@@ -122,6 +122,9 @@ def config_from_state_dict(
     while has(f"output_blocks.{len(output_depths)}.0.in_layers.0.weight"):
         transformers.append(f"output_blocks.{len(output_depths)}.1")
         output_depths.append(depth(transformers[-1]))
+    expected = 0 if encoder_only else sum(num_res_blocks) + len(num_res_blocks)
+    if len(output_depths) < expected:
+        raise KeyError(f"{prefix}output_blocks.{len(output_depths)}.0.in_layers.0.weight")
 
     if has("middle_block.2.in_layers.0.weight"):
         middle_depth = depth("middle_block.1")

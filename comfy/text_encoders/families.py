@@ -13,6 +13,7 @@ from torch import Tensor
 
 from comfy.supported_models_base import ClipTarget
 from comfy.text_encoders import flux, hidream, llama, llm_families, sd1, sd2, sd3, sdxl, t5_families
+from comfy.text_encoders.open_clip import MARK as OPEN_CLIP_MARK
 from comfy.text_encoders.open_clip import is_open_clip, to_text_model
 
 SD1 = ClipTarget(sd1.SD1Tokenizer, sd1.build)
@@ -48,7 +49,7 @@ class EncoderFile(NamedTuple):
 _CLIP_WIDTHS = {1280: "clip_g", 1024: "clip_h"}
 _T5_NAMES = {4096: "t5xxl", 2048: "pile_t5xl"}
 T5_VOCABULARY = 32128
-_NO_WEIGHTS = ("position_ids", "logit_scale", "spiece_model", "tekken_model")
+_NO_WEIGHTS = ("position_ids", "logit_scale", "spiece_model", "tekken_model", "scaled_fp8")
 # (family, width of the token table) -> language model
 _LLMS = {
     ("gemma2", 2304): "gemma2_2b",
@@ -60,24 +61,23 @@ _LLMS = {
 }
 _LLM = "model.layers.0.post_attention_layernorm.weight"
 _LLM_UNUSED = ("lm_head.", "vision_tower.", "multi_modal_projector.")
-# Other encoders that files of these projects hold, by a tensor only they have; for telling what cannot be used.
+_CLIP = "text_model.embeddings.token_embedding.weight"
 _T5 = "encoder.block.0.layer.0.SelfAttention.q.weight"
 
 
 def recognise(sd: Mapping[str, Tensor]) -> EncoderFile | None:
     """The encoder that a file holds; None if it is none known here."""
-    tensors = {k: v for k, v in sd.items() if not k.endswith(_NO_WEIGHTS)}
-    # Encoders saved out of a checkpoint keep the level above.
-    if f"transformer.{_T5}" in tensors or "transformer.text_model.embeddings.token_embedding.weight" in tensors:
-        tensors = {k.removeprefix("transformer."): v for k, v in tensors.items()}
+    tensors = _without_prefix({k: v for k, v in sd.items() if not k.endswith(_NO_WEIGHTS)})
     if is_open_clip(tensors):
         tensors = to_text_model(tensors)
-    table = tensors.get("text_model.embeddings.token_embedding.weight")
+    table = tensors.get(_CLIP)
     if table is not None:
         # ViT-L, or a smaller transformer of its kind.
         name = _CLIP_WIDTHS.get(table.shape[1], "clip_l" if table.shape[1] <= 768 else None)
     elif _T5 in tensors:
-        tensors.pop("encoder.embed_tokens.weight", None)  # the shared table once more
+        again = tensors.pop("encoder.embed_tokens.weight", None)  # the shared table once more, or under this name alone
+        if again is not None:
+            tensors.setdefault("shared.weight", again)
         name = _t5_name(tensors)
     elif _LLM in tensors:
         name = _LLMS.get((llama.family_of(tensors), tensors["model.embed_tokens.weight"].shape[1]))
@@ -89,6 +89,21 @@ def recognise(sd: Mapping[str, Tensor]) -> EncoderFile | None:
     if name is None:
         return None
     return EncoderFile(name, {f"{name}.transformer.{k}": v for k, v in tensors.items()})
+
+
+def _without_prefix(sd: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Encoders saved out of a checkpoint keep the levels above, all tensors the same."""
+    for mark in (_CLIP, _T5, _LLM, OPEN_CLIP_MARK):
+        prefixes = {k.removesuffix(mark) for k in sd if k.endswith(mark)}
+        if len(prefixes) == 1:
+            prefix = prefixes.pop()
+            # Beside the transformer there may be a projection, one level up.
+            above = prefix.removesuffix("transformer.")
+            if prefix and all(k.startswith(above) for k in sd):
+                return {k.removeprefix(prefix).removeprefix(above): v for k, v in sd.items()}
+        if prefixes:
+            break
+    return sd
 
 
 def _t5_name(tensors: Mapping[str, Tensor]) -> str | None:

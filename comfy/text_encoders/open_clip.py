@@ -8,6 +8,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+# A tensor that only files in this layout have.
+MARK = "transformer.resblocks.0.ln_1.weight"
+
 _BLOCK = re.compile(
     r"transformer\.resblocks\.(\d+)\.(.+)\.(weight|bias)$|transformer\.resblocks\.(\d+)\.attn\.in_proj_(weight|bias)$"
 )
@@ -29,7 +32,7 @@ _REST = {
 
 def is_open_clip(sd: Mapping[str, Tensor], prefix: str = "") -> bool:
     """Whether the keys below `prefix` are in this layout."""
-    return f"{prefix}transformer.resblocks.0.ln_1.weight" in sd
+    return prefix + MARK in sd
 
 
 def to_text_model(sd: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:

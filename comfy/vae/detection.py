@@ -117,6 +117,8 @@ def detect_wan(sd: Mapping[str, Tensor]) -> Autoencoder | None:
     return Autoencoder(build, sd, config.z_dim, config.downscale, time_downscale=config.time_downscale)
 
 
+CHECKPOINT_PREFIXES = ("first_stage_model.", "vae.")
+
 detectors: list[Callable[[Mapping[str, Tensor]], Autoencoder | None]] = [
     detect_pixel_space,
     detect_kl,
@@ -127,4 +129,7 @@ detectors: list[Callable[[Mapping[str, Tensor]], Autoencoder | None]] = [
 
 def detect(sd: Mapping[str, Tensor]) -> Autoencoder | None:
     """The autoencoder that `sd` holds; None if no detector knows it."""
+    for prefix in CHECKPOINT_PREFIXES:  # saved out of a checkpoint
+        if sd and all(key.startswith(prefix) for key in sd):
+            sd = {key.removeprefix(prefix): value for key, value in sd.items()}
     return next((found for found in (detector(sd) for detector in detectors) if found is not None), None)
