@@ -10,10 +10,12 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import mmap
 import os
 import pickle
 import re
 import struct
+import sys
 import zipfile
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -188,6 +190,42 @@ def _load_safetensors(path: str, device: torch.device) -> tuple[dict[str, torch.
             return {key: f.get_tensor(key) for key in f.keys()}, f.metadata()  # noqa: SIM118
     except safetensors.SafetensorError as e:
         raise NotWeightsError(path, _size(path), f"its safetensors header is damaged ({e})") from e
+    except RuntimeError as e:
+        if "mmap" not in str(e) or not hasattr(mmap, "MAP_PRIVATE"):
+            raise
+        return _map_unreserved(path, device)
+
+
+def _map_unreserved(path: str, device: torch.device) -> tuple[dict[str, torch.Tensor], dict | None]:
+    """As the library does it, but without setting memory aside for pages that may be written to: it is refused for
+    files larger than the machine's memory, though none of it will be needed. Raises WeightsFileError if that is
+    refused, too."""
+    header = safetensors_header(path) or b"{}"
+    flags = mmap.MAP_PRIVATE | _MAP_NORESERVE
+    try:
+        with open(path, "rb") as f:
+            pages = mmap.mmap(f.fileno(), 0, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    except (OSError, ValueError) as e:
+        raise WeightsFileError(path, _size(path), f"the machine has not enough memory to map it ({e})") from e
+    contents = torch.frombuffer(pages, dtype=torch.uint8)[_LENGTH_BYTES + len(header) :]
+    entries = json.loads(header)
+    metadata = entries.pop("__metadata__", None)
+    tensors = {}
+    for name, entry in entries.items():
+        start, end = entry["data_offsets"]
+        stored, dtype = contents[start:end], _DTYPES[entry["dtype"]]
+        if stored.data_ptr() % dtype.itemsize:
+            stored = stored.clone()
+        tensors[name] = stored.view(dtype).view(entry["shape"]).to(device)
+    return tensors, metadata
+
+
+_MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
+_DTYPES = {
+    "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32,
+    "I64": torch.int64, "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+}  # fmt: skip
 
 
 def _check_safetensors(path: str) -> None:

@@ -52,6 +52,50 @@ def test_writing_to_a_mapped_tensor_leaves_the_file_alone(good):
     assert same(comfy.utils.load_torch_file(good))
 
 
+@pytest.fixture
+def no_room_to_map(monkeypatch):
+    """As on a machine whose memory is smaller than the file."""
+    import comfy.weights
+
+    def refuse(path, **kwargs):
+        raise RuntimeError(f"unable to mmap 45802674672 bytes from file <{path}>: Cannot allocate memory (12)")
+
+    monkeypatch.setattr(comfy.weights.safetensors, "safe_open", refuse)
+
+
+def test_a_file_larger_than_the_memory(tmp_path, no_room_to_map):
+    tensors = {
+        **TENSORS,
+        "byte": torch.tensor([True, False, True]),  # what follows begins at an odd byte
+        "half": torch.arange(3.0).bfloat16(),
+        "scalar": torch.tensor(0.5),
+        "none": torch.zeros(0, 3),
+        "small": torch.ones(2, 2).to(torch.float8_e4m3fn),
+    }
+    path = tmp_path / "large.safetensors"
+    save_file(tensors, path, metadata={"author": "x"})
+    sd, metadata = comfy.utils.load_torch_file(path, return_metadata=True)
+    assert metadata == {"author": "x"} and sd.keys() == tensors.keys()
+    for name, value in tensors.items():
+        assert sd[name].dtype == value.dtype and torch.equal(sd[name].float(), value.float())
+    with open("/proc/self/maps") as f:
+        assert str(path) in f.read()
+    sd["a.weight"].zero_()
+    again = comfy.utils.load_torch_file(path)
+    assert torch.equal(again["a.weight"], TENSORS["a.weight"])
+
+
+def test_a_file_that_cannot_be_mapped_at_all(good, no_room_to_map, monkeypatch):
+    import comfy.weights
+
+    def refuse(*args, **kwargs):
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(comfy.weights.mmap, "mmap", refuse)
+    with pytest.raises(comfy.weights.WeightsFileError, match=r"good\.safetensors.*not enough memory to map it"):
+        comfy.utils.load_torch_file(good)
+
+
 def test_without_memory_map(good, monkeypatch):
     import comfy.weights
 
