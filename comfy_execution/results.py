@@ -6,7 +6,7 @@ while it runs never takes away an input of a node that is still to come.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Container, Iterable
 from typing import Any
 
 from comfy_execution.caching import CacheEntry, ResultCache
@@ -39,6 +39,7 @@ class RunResults:
         self._held: dict[str, CacheEntry] = {}
         self._root = cache.scope()
         self._scopes: dict[str, Any] = {}  # of expanding nodes
+        self._consumers: dict[str, list[str]] | None = None  # by node, once memory has been short
         self._consumers_left: dict[str, int] | None = None
         self._also_needed: dict[str, set[str]] = {}
         if not cache.keeps_results:
@@ -109,14 +110,36 @@ class RunResults:
         # A parent has expanded before its inner nodes are asked for, so its scope is there: no recursion.
         return self._root if parent is None else self._scopes[parent]
 
-    def keep_only(self, needed: Iterable[str]) -> None:
-        """Memory is short: let go of results that no pending node has itself or is linked to."""
-        kept = set(needed)  # one that was found in the cache is pending, too, and its inputs have not been asked for
-        kept.update([source for node_id in kept for source in self._sources(node_id)])
-        self._held = {node_id: entry for node_id, entry in self._held.items() if node_id in kept}
+    def keep_only(self, pending: Container[str]) -> None:
+        """Memory is short: let go of results that no pending node has itself or is linked to.
+
+        It costs by what is held, not by what is pending: where memory stays short, it is called all the time.
+        """
+        if self._consumers is None:
+            self._consumers = {}
+            for node_id in self._prompt.all_node_ids():
+                self._note_consumer(node_id, self._sources(node_id))
+        consumers = self._consumers
+        # One that was found in the cache is pending, too, and its inputs have not been asked for.
+        self._held = {
+            node_id: entry
+            for node_id, entry in self._held.items()
+            if node_id in pending or any(consumer in pending for consumer in consumers.get(node_id, ()))
+        }
+
+    def release(self) -> None:
+        """The run is over: let go of everything."""
+        self._held = {}
+
+    def _note_consumer(self, node_id: str, sources: Iterable[str]) -> None:
+        for source in sources:
+            self._consumers.setdefault(source, []).append(node_id)
 
     def count_consumers(self, nodes: dict[str, dict]) -> None:
-        """Without a cache: note who will need whom, so that results can go when the last of them is done."""
+        """Note who will need whom; without a cache, so that results can go when the last of them is done."""
+        if self._consumers is not None:
+            for node_id in nodes:
+                self._note_consumer(node_id, self._sources(node_id))
         if self._consumers_left is not None:
             for node in nodes.values():
                 for source in {link[0] for _, link in links_of(node)}:
@@ -125,6 +148,8 @@ class RunResults:
     def also_needs(self, node_id: str, sources: set[str]) -> None:
         """A node that expanded will take its result from these nodes."""
         self._also_needed[node_id] = sources
+        if self._consumers is not None:
+            self._note_consumer(node_id, sources)
         if self._consumers_left is not None:
             known = {link[0] for _, link in links_of(self._prompt.get_node(node_id))}
             for source in sources - known:

@@ -229,7 +229,7 @@ class Run:
         self.announcer.record("execution_cached", {"nodes": stored, "prompt_id": self.prompt_id})
 
     def _drop_unneeded(self) -> None:
-        self.results.keep_only(self.schedule.pending())
+        self.results.keep_only(self.schedule)
 
     async def _wait_for_coroutines(self) -> None:
         if not self.schedule.waiting_outside:
@@ -454,7 +454,7 @@ class Run:
         memory until the next collection."""
         results = getattr(self, "results", None)
         if results is not None:
-            results.keep_only(())
+            results.release()
         self._calls.clear()
         self._expansions.clear()
 

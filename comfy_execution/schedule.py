@@ -74,12 +74,9 @@ class Schedule:
     def __len__(self) -> int:
         return len(self._nodes)
 
-    def __contains__(self, node_id: str) -> bool:
+    def __contains__(self, node_id: object) -> bool:
+        """Whether a node is pending."""
         return node_id in self._nodes
-
-    def pending(self) -> Iterable[str]:
-        """Ids of all pending nodes."""
-        return self._nodes.keys()
 
     @property
     def waiting_outside(self) -> bool:

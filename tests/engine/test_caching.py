@@ -5,9 +5,10 @@ import gc
 import pytest
 from engine_kit import n, node
 
+from comfy_execution import results
 from comfy_execution.caching import CacheEntry, LRUCache, RamPressureCache
 from comfy_execution.graph import DynamicPrompt
-from comfy_execution.links import ConstantList
+from comfy_execution.links import ConstantList, links_of
 from comfy_execution.signatures import Signatures
 from execution import CacheType
 
@@ -257,6 +258,19 @@ def test_ram_pressure_never_takes_an_input_of_the_run(make_runner):
     cache.relieve = lambda drop: (setattr(cache, "_last_look", 0.0), RamPressureCache.relieve(cache, drop))
     assert runner.good(chain(5)) == {"out": {"value": ["6"]}}
     assert len(cache) == 0
+
+
+def test_ram_pressure_costs_the_same_at_each_node(make_runner, monkeypatch):
+    """Where memory stays short, looking for what may go must not look at all that is still to run."""
+    looks = []
+    monkeypatch.setattr(results, "links_of", lambda node: looks.append(1) or links_of(node))
+    runner = make_runner(CacheType.RAM_PRESSURE)
+    cache = runner.executor.caches.outputs
+    cache._free_memory = lambda: 0.0
+    cache.relieve = lambda drop: (setattr(cache, "_last_look", 0.0), RamPressureCache.relieve(cache, drop))
+    prompt = {"0": n("Int", value=7)} | {str(i): n("Pass", value=(str(i - 1), 0)) for i in range(1, 500)}
+    assert runner.good({**prompt, "out": n("Show", value=("499", 0))}) == {"out": {"value": ["7"]}}
+    assert len(cache) == 0 and len(looks) < 5 * 500
 
 
 # --- within and between prompts
