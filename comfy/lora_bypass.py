@@ -7,6 +7,7 @@ patched weight is computed anew on each call.
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,7 +20,10 @@ import comfy.state_dicts
 from comfy.held_weights import Held, HeldWeights, patcher_for
 from comfy.lora import calculate_weight, convert_lora, load_lora, model_lora_keys_clip, model_lora_keys_unet
 from comfy.patcher_extension import PatcherInjection
+from comfy.weight_adapter.base import MISFITS
 from comfy.weight_adapter.lora import LoRAAdapter
+
+log = logging.getLogger(__name__)
 
 INJECTION = "lora_bypass"
 WEIGHT = ".weight"
@@ -66,7 +70,12 @@ def add_bypass(patcher: Any, patches: Mapping[Any, Any], strength: float) -> Non
             name, offset, function = target[0], target[1], target[2] if len(target) > 2 else None
         layer = modules.get(name.removesuffix(WEIGHT)) if name.endswith(WEIGHT) else None
         if layer is not None and hasattr(layer, "weight_function"):
-            by_layer[name.removesuffix(WEIGHT)].append((strength, patch, 1.0, offset, function))
+            entry = (strength, patch, 1.0, offset, function)
+            if _is_small(layer, entry) and (why := _misfit(layer, patch)) is not None:
+                shape = tuple(layer.weight.shape)
+                log.error("%s does not fit %s of shape %s and was left out: %s", patch.name, name, shape, why)
+                continue
+            by_layer[name.removesuffix(WEIGHT)].append(entry)
         else:
             rest[target] = patch
     if rest:
@@ -138,6 +147,15 @@ def _is_small(layer: nn.Module, entry: tuple) -> bool:
     if adapter.parts.keys() & {"mid", "dora_scale", "reshape_weight"}:
         return False
     return isinstance(layer, (nn.Linear, *CONVOLUTIONS))
+
+
+def _misfit(layer: nn.Module, adapter: LoRAAdapter) -> Exception | None:
+    """Why an adapter's change has not the shape of the layer's weight; None if it has."""
+    try:
+        adapter.delta(torch.empty(layer.weight.shape, device="meta"), 1.0)
+    except MISFITS as error:
+        return error
+    return None
 
 
 def _beside(layer: nn.Module, entries: list[tuple], weights: LoraWeights) -> Callable:

@@ -86,6 +86,8 @@ def _apply(
         # Only the weight's own factor was wanted.
         return weight
     if kind == "set":
+        if values[0].nelement() != weight.nelement():
+            return _left_out(weight, values[0], key)
         return values[0].to(device=weight.device, dtype=weight.dtype, copy=True).reshape(weight.shape)
     if kind == "model_as_lora":
         original = original_weights[key][0][0].to(device=weight.device, dtype=dtype)
@@ -99,10 +101,14 @@ def _apply(
     if strength == 0.0:
         return weight
     if change.shape != weight.shape:
-        log.warning("patch of shape %s on %s of shape %s was left out", tuple(change.shape), key, tuple(weight.shape))
-        return weight
+        return _left_out(weight, change, key)
     change = change * strength
     weight += (function(change) if function is not None else change).to(weight.dtype)
+    return weight
+
+
+def _left_out(weight: Tensor, change: Tensor, key: str) -> Tensor:
+    log.warning("patch of shape %s on %s of shape %s was left out", tuple(change.shape), key, tuple(weight.shape))
     return weight
 
 

@@ -9,7 +9,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from comfy.devices import is_oom
+
 log = logging.getLogger(__name__)
+
+# What computing with parts of other shapes ends in.
+MISFITS = (RuntimeError, ValueError, LookupError, ArithmeticError)
 
 AdapterParts = Mapping[str, Tensor]
 
@@ -63,7 +68,9 @@ class WeightAdapter:
             change = function(self.delta(base, strength))
             if "dora_scale" in self.parts:
                 change = self._decomposed(base, change)
-        except (RuntimeError, ValueError) as error:
+        except MISFITS as error:
+            if is_oom(error):
+                raise
             log.error("%s does not fit %s of shape %s and was left out: %s", self.name, key, tuple(weight.shape), error)
             return weight
         weight += (change * strength).to(weight.dtype)
