@@ -80,7 +80,7 @@ def load_hypernetwork(path: str, strength: float = 1.0) -> Hypernetwork:
         try:
             first, second = pair[0], pair[1]
             networks[int(width)] = (_network(first, activation, content), _network(second, activation, content))
-        except (KeyError, IndexError, TypeError, AttributeError, RuntimeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, StopIteration) as error:
             raise HypernetworkFileError(
                 path, size, f"its networks for width {width} are incomplete: {error}"
             ) from error

@@ -67,10 +67,14 @@ def load_embed(
             contents = load_torch_file(path)
         else:
             contents = load_pickle(path)
-        return _vectors(contents, embedding_size, embed_key)
+        vectors = _vectors(contents, embedding_size, embed_key)
     except WeightsFileError as e:
         log.warning("embedding %s: %s", embedding_name, e)
-    return None
+        return None
+    if vectors is None or not vectors.is_floating_point() or vectors.ndim == 0:
+        log.warning("embedding %s: its file holds no vectors", embedding_name)
+        return None
+    return vectors if vectors.ndim <= 2 else vectors.reshape(-1, vectors.shape[-1])
 
 
 def _vectors(contents: Any, width: int, key: str | None) -> Tensor | None:
@@ -84,9 +88,15 @@ def _vectors(contents: Any, width: int, key: str | None) -> Tensor | None:
         return None
     if isinstance(contents.get("string_to_param"), Mapping):
         return next(_tensors(contents["string_to_param"]), None)
-    bundle = [v for k, v in contents.items() if k.startswith(_BUNDLE_PREFIX) and ".string_to_param." in k]
+    bundle = [
+        v.reshape(-1, v.shape[-1])
+        for k, v in contents.items()
+        if str(k).startswith(_BUNDLE_PREFIX) and ".string_to_param." in k and isinstance(v, Tensor) and v.ndim >= 1
+    ]
     if bundle:
-        return torch.cat([v.reshape(-1, v.shape[-1]) for v in bundle])
+        # Of a file for several encoders, those for this one.
+        fitting = [v for v in bundle if v.shape[-1] == width] or bundle[:1]
+        return torch.cat(fitting)
     if isinstance(contents.get(key), Tensor):
         return contents[key]
     return next(_tensors(contents), None)

@@ -111,6 +111,9 @@ def test_bad_files_are_named(folder):
     torch.save({**content, "activation_func": "cosine"}, folder / "unknown.pt")
     with pytest.raises(HypernetworkFileError, match=r"unknown\.pt.*'cosine'"):
         load_hypernetwork(str(folder / "unknown.pt"))
+    torch.save({**content, "is_layer_norm": True, "activation_func": "relu"}, folder / "norms.pt")
+    with pytest.raises(HypernetworkFileError, match=r"norms\.pt.*width 24"):  # it has none
+        load_hypernetwork(str(folder / "norms.pt"))
     torch.save({24: Evil(), "activation_func": "relu"}, folder / "evil.pt")
     with pytest.raises(UnsafeWeightsError, match=r"evil\.pt"):
         load_hypernetwork(str(folder / "evil.pt"))
