@@ -91,9 +91,16 @@ def summary(node_errors: dict[str, Any]) -> str:
     return ""
 
 
-def cycle_problem(node_id: str, cycle: list[str], classes: dict[str, str]) -> dict[str, Any]:
-    """The error of one node of a cycle; `cycle` lists the ids in the order of the walk."""
-    start = cycle.index(node_id)
-    turn = [*cycle[start:], *cycle[:start]]
-    path = " -> ".join(f"{member} ({classes[member]})" for member in [*turn, node_id])
-    return problem("dependency_cycle", path, {"node_id": node_id, "cycle_nodes": turn})
+def cycle_problem(turn: list[tuple[str, str]], length: int) -> dict[str, Any]:
+    """The error of one node of a cycle.
+
+    turn: (id, class) of the node, and of those that follow it in the order of the walk, or only the next few.
+    length: how many nodes the cycle has.
+    """
+    node_id = turn[0][0]
+    steps = [f"{member} ({class_type})" for member, class_type in turn]
+    info: dict[str, Any] = {"node_id": node_id, "cycle_nodes": [member for member, _ in turn]}
+    if len(turn) < length:
+        steps.append(f"{length - len(turn)} more")
+        info["cycle_length"] = length
+    return problem("dependency_cycle", " -> ".join([*steps, steps[0]]), info)

@@ -17,6 +17,11 @@ from comfy_execution.problems import InputRef, cycle_problem, exception_problem,
 from comfy_execution.types import types_fit
 
 _NODES_PER_TURN = 500  # nodes checked before other requests get a turn on the event loop
+_OUTPUTS_AT_ONCE = 1024  # the output nodes, one bit each, whose sources are looked for together
+# Node ids that the errors of a prompt list at most, each of the two kinds: the other nodes of a cycle, and the outputs
+# that cannot run. Beyond them an error lists only a few, or its size would grow with the square of the prompt's.
+MOST_LISTED = 100_000
+_FEW = 4
 
 
 @dataclass(slots=True)
@@ -71,7 +76,7 @@ async def validate_prompt(
     for output in outputs:
         await walk.check(output)
     good = [output for output in outputs if walk.nodes[output].good]
-    node_errors = walk.report([output for output in outputs if not walk.nodes[output].good])
+    node_errors = await walk.report([output for output in outputs if not walk.nodes[output].good])
     if good:
         return True, None, good, node_errors
     own = [e for output in outputs for e in walk.nodes[output].errors]
@@ -142,8 +147,9 @@ class _Walk:
         self.prompt = prompt
         self.book = book
         self.nodes: dict[str, _Node] = {}
-        self._done: set[str] = set()
+        self._done: dict[str, None] = {}  # in the order in which they were: each after its sources
         self._checked = 0
+        self._room = MOST_LISTED  # for nodes of cycles
 
     async def check(self, output: str) -> None:
         """Check an output node and everything above it."""
@@ -151,22 +157,26 @@ class _Walk:
             return
         path = [_Visit(output, None)]
         on_path = {output: 0}
+        in_no_cycle = [0]  # places on the path of nodes that are in no cycle that is known
         self._enter(path[0])
         while path:
             visit = path[-1]
             if visit.todo:
                 source, via = visit.todo.pop()
                 if source in on_path:
-                    self._cycle([step.node_id for step in path[on_path[source] :]])
+                    self._cycle(path, on_path[source], in_no_cycle)
                 elif source not in self._done:
                     step = _Visit(source, via)
                     on_path[source] = len(path)
+                    in_no_cycle.append(len(path))
                     path.append(step)
                     self._enter(step)
                 continue
             await self._leave(visit)
             path.pop()
             del on_path[visit.node_id]
+            if in_no_cycle and in_no_cycle[-1] == len(path):
+                in_no_cycle.pop()
             self._checked += 1
             if self._checked % _NODES_PER_TURN == 0:
                 await asyncio.sleep(0)
@@ -238,7 +248,7 @@ class _Walk:
                     raise
                 self._fail(visit, error)
         node.good = not node.errors and all(self.nodes[source].good for source in node.sources)
-        self._done.add(visit.node_id)
+        self._done[visit.node_id] = None
 
     def _fail(self, visit: _Visit, error: BaseException) -> None:
         """An exception takes the place of all that was found out about the node."""
@@ -248,28 +258,33 @@ class _Walk:
         visit.todo = []
         visit.spec = None
 
-    def _cycle(self, cycle: list[str]) -> None:
-        classes = {node_id: self.prompt[node_id]["class_type"] for node_id in cycle}
-        for node_id in cycle:
-            errors = self.nodes[node_id].errors
-            if not any(error["type"] == "dependency_cycle" for error in errors):
-                errors.append(cycle_problem(node_id, cycle, classes))
+    def _cycle(self, path: list[_Visit], start: int, in_no_cycle: list[int]) -> None:
+        """The last node on the path is linked to the one at `start`; those in between learn it if it is their first."""
+        length = len(path) - start
+        while in_no_cycle and in_no_cycle[-1] >= start:
+            place = in_no_cycle.pop() - start
+            shown = min(length, max(self._room, _FEW))
+            self._room -= shown
+            ids = [path[start + (place + step) % length].node_id for step in range(shown)]
+            turn = [(node_id, self.prompt[node_id]["class_type"]) for node_id in ids]
+            self.nodes[ids[0]].errors.append(cycle_problem(turn, length))
 
-    def report(self, bad_outputs: list[str]) -> dict[str, Any]:
+    async def report(self, bad_outputs: list[str]) -> dict[str, Any]:
         """Errors by node, with the outputs that cannot run because of them."""
         dependents: dict[str, list[str]] = {}
-        for output in bad_outputs:
-            seen = {output}
-            stack = [output]
-            while stack:
-                node_id = stack.pop()
-                node = self.nodes[node_id]
-                if node.errors:
-                    dependents.setdefault(node_id, []).append(output)
-                for source in node.sources:
-                    if source not in seen and not self.nodes[source].good:
-                        seen.add(source)
-                        stack.append(source)
+        room = MOST_LISTED
+        bad = [node_id for node_id in reversed(self._done) if not self.nodes[node_id].good]
+        for first in range(0, len(bad_outputs), _OUTPUTS_AT_ONCE):
+            some = bad_outputs[first : first + _OUTPUTS_AT_ONCE]
+            for node_id, needed_by in (await self._needed_by(some, bad)).items():
+                if not self.nodes[node_id].errors:
+                    continue
+                listed = dependents.setdefault(node_id, [])
+                while needed_by and (room > 0 or len(listed) < _FEW):
+                    lowest = needed_by & -needed_by
+                    listed.append(some[lowest.bit_length() - 1])
+                    needed_by ^= lowest
+                    room -= 1
         return {
             node_id: {
                 "errors": self.nodes[node_id].errors,
@@ -279,3 +294,26 @@ class _Walk:
             for node_id in self.nodes
             if node_id in dependents
         }
+
+    async def _needed_by(self, outputs: list[str], bad: list[str]) -> dict[str, int]:
+        """Which of these outputs need a bad node: a number whose bit `i` stands for `outputs[i]`.
+
+        bad: all bad nodes, each before its sources. Only links that close a cycle lead back: those take another round.
+        """
+        needed_by = {output: 1 << bit for bit, output in enumerate(outputs)}
+        grown = True
+        while grown:
+            grown, passed = False, set()
+            for count, node_id in enumerate(bad):
+                if count % _NODES_PER_TURN == 0:
+                    await asyncio.sleep(0)
+                passed.add(node_id)
+                mine = needed_by.get(node_id, 0)
+                if not mine:
+                    continue
+                for source in self.nodes[node_id].sources:
+                    known = needed_by.get(source, 0)
+                    if mine | known != known and not self.nodes[source].good:
+                        needed_by[source] = mine | known
+                        grown |= source in passed
+        return needed_by
