@@ -148,6 +148,7 @@ async def serve() -> int:
     from jobs.recovery import recover
     from jobs.retry import RetryPolicy
     from jobs.store import Query, StoreUnavailable
+    from jobs.upkeep import Upkeep
     from server import PromptServer
 
     loop = asyncio.get_running_loop()
@@ -217,6 +218,8 @@ async def serve() -> int:
         return EXIT_FAILED
     worker.start()
     server.watchdog.start()
+    upkeep = Upkeep(server.jobs.look_after)
+    upkeep.start()
     lookahead = workers.lookahead.Lookahead(queue)
     lookahead.start()
     threading.Thread(target=load_nodes, args=(server,), name="load-nodes", daemon=True).start()
@@ -235,6 +238,7 @@ async def serve() -> int:
     server.watchdog.stop()
     lookahead.stop()
     await workers.drain.drain(queue, worker, args.drain_seconds, hurry)
+    upkeep.stop()
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(server.jobs.stored(), STORE_SECONDS)
     end_at_the_latest(status)

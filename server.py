@@ -34,6 +34,7 @@ from jobs.estimates import RunTimes
 from jobs.store import StoreUnavailable
 from protocol import BinaryEventTypes, text_frame
 from userdata import UserManager
+from workers import forks
 
 # Packs take `uuid` and `web` from here, too.
 __all__ = ["BinaryEventTypes", "PromptServer", "uuid", "web"]
@@ -288,7 +289,10 @@ class PromptServer:
             answer_below(self._runner.server, args.base_path)
         context = _tls_context()
         for address, port in addresses:
-            await web.TCPSite(self._runner, address, port, ssl_context=context).start()
+            site = web.TCPSite(self._runner, address, port, ssl_context=context)
+            await site.start()
+            for listener in site._server.sockets:  # aiohttp has no other way to them, nor asyncio to what they wrap
+                forks.keep_from_children(listener._sock)
             bound = self._runner.addresses[-1][1]  # the system's choice for port 0
             if call_on_start is not None:
                 call_on_start("https" if context else "http", address, bound)

@@ -46,8 +46,13 @@ class QueueEntry(tuple):
 
     @classmethod
     def restored(cls, encoded: bytes) -> QueueEntry:
-        """The entry that has this JSON; it has no secrets any more."""
-        entry = super().__new__(cls, jsonbytes.decode(encoded))
+        """The entry that has this JSON; it has no secrets any more. Raises ValueError if it is none."""
+        items = jsonbytes.decode(encoded)
+        if not isinstance(items, list) or len(items) < _SHOWN:
+            raise ValueError(f"a queue entry is an array of {_SHOWN}")
+        if not isinstance(items[0], int | float) or not isinstance(items[1], str):
+            raise ValueError("a queue entry begins with a number and an id")
+        entry = super().__new__(cls, items)
         entry.json = encoded
         return entry
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from comfy_execution import jobs
+from comfy_execution import jobs, jsonbytes
+from jobs import cards
+from jobs.store import Row
 from protocol import to_json
 
 MOST_PENDING = 1_000
@@ -20,7 +22,7 @@ def snapshot(server: Any, client_id: str) -> dict[str, Any]:
     pending: how many of its jobs wait, also if not all of them are listed.
     """
     queue = server.prompt_queue
-    found = [_ended(record) for record in server.jobs.ended_of(client_id, MOST_ENDED)]
+    found = [_ended(row, record) for row, record in server.jobs.ended_of(client_id, MOST_ENDED)]
     running, waiting = (
         [entry for entry in entries if _client_of(entry) == client_id] for entries in queue.get_current_queue()
     )
@@ -44,7 +46,9 @@ def _running(server: Any, entry: Any) -> dict[str, Any]:
     return job | _outputs(entry[1], server.outputs_of_run(entry[1]))
 
 
-def _ended(entry: Any) -> dict[str, Any]:
+def _ended(row: Row, entry: Any) -> dict[str, Any]:
+    if entry is None:  # cancelled while it waited
+        return {**jsonbytes.decode(jsonbytes.encode(cards.listed(row, False))), "outputs": {}}
     return jobs.finished_job(entry) | _outputs(entry["prompt"][1], entry.get("outputs") or {})
 
 

@@ -67,10 +67,12 @@ class RunTimes:
     def seed(self, rows: Iterable[Row]) -> None:
         """Take over the times of earlier processes. rows: completed jobs, newest first."""
         for row in reversed(list(rows)):
-            attempt = jsonbytes.decode(row.attempts)[-1:]
-            start, end = (attempt[0].get(key) for key in ("start_time", "end_time")) if attempt else (None, None)
-            if start is not None and end is not None:
-                self._note(f"id {row.workflow_id}" if row.workflow_id else None, max(0, end - start) / 1000)
+            try:
+                last = jsonbytes.decode(row.attempts)[-1]
+                seconds = max(0, last["end_time"] - last["start_time"]) / 1000
+            except (ValueError, TypeError, LookupError):  # adopted from a pack, or damaged
+                continue
+            self._note(f"id {row.workflow_id}" if row.workflow_id else None, seconds)
 
     def expected(self, entry: Any) -> float | None:
         """How many seconds a run will take; by all recent runs if none was of its workflow; None if none was at all."""

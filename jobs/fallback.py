@@ -29,6 +29,7 @@ class FallbackStore:
     def __init__(self, store: JobStore, problem: str | None = None, clock: Callable[[], float] = time.monotonic):
         self.current = store
         self.problem = problem
+        self.salvage: Callable[[], Sequence[Change]] = list  # what is known of jobs when the disk cannot even be read
         self._disk: JobStore | None = None  # the one to return to
         self._backlog: list[Change] = []
         self._backlog_size = 0
@@ -44,8 +45,16 @@ class FallbackStore:
             _apply(self.current, changes)
         if self._disk is not None:
             self._remember(changes)
-            if self._clock() >= self._next_try:
-                self._return_to_disk()
+            self._try_again()
+
+    def look_after(self) -> None:
+        """While nothing is to be written: is the disk still there, or there again? As `apply`."""
+        if self._disk is None:
+            try:
+                self.current.check()
+            except StoreUnavailable as error:
+                self._leave_disk(str(error))
+        self._try_again()
 
     def give_up(self, problem: str) -> None:
         """Go on in memory, for what was found out while reading. Before anything is written."""
@@ -73,6 +82,8 @@ class FallbackStore:
                 memory.copy_from(disk, _COPIED)
             except StoreUnavailable as error:
                 log.error("earlier jobs cannot be read either: %s", error)
+                memory = SqliteStore(MEMORY)
+                _apply(memory, self.salvage())
         self.problem = problem
         self.current = memory
 
@@ -84,6 +95,10 @@ class FallbackStore:
         if self._backlog_size > MAXIMUM_BACKLOG:
             log.error("too much has happened for %s to be brought up to date; this goes on in memory", self._disk.name)
             self._backlog, self._disk = [], None
+
+    def _try_again(self) -> None:
+        if self._disk is not None and self._clock() >= self._next_try:
+            self._return_to_disk()
 
     def _return_to_disk(self) -> None:
         self._next_try = self._clock() + RETRY_SECONDS

@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 
+from workers import forks
+
 
 class FileLock:
     """Tries at once to hold the file at `path`; `taken` tells whether it does. Raises OSError if it cannot be made."""
 
     def __init__(self, path: str) -> None:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        forks.keep_from_children(self)  # a child that outlives us would hold it on
         self.taken = self._take()
         if not self.taken:
             self.release()
@@ -31,6 +34,10 @@ class FileLock:
         except BlockingIOError:
             return False
         return True
+
+    def fileno(self) -> int:
+        """The descriptor of the file, -1 once it is released."""
+        return self._descriptor
 
     def release(self) -> None:
         """Let others have it. The file stays: removing it would race with one who just opens it."""

@@ -97,6 +97,11 @@ class StoredHistory(MutableMapping[str, HistoryEntry]):
         """Whether it is known without the disk what there is of an id."""
         return prompt_id in self._recent or self._is_queued(prompt_id)
 
+    def at_hand(self) -> list[tuple[str, HistoryEntry]]:
+        """The newest entries, oldest of them first, that are known without the disk."""
+        with self._lock:
+            return list(self._recent.items())
+
     def discard(self, prompt_ids: Sequence[str]) -> None:
         """Forget ids that the store has not any more, or that are to run anew."""
         with self._lock:

@@ -25,8 +25,9 @@ from jobs.fallback import FallbackStore
 from jobs.history import StoredHistory, entry_of
 from jobs.job import IN_QUEUE, PUT_BACK, Attempt, Job
 from jobs.retention import Retention
+from jobs.salvage import salvage
 from jobs.sqlite_store import MEMORY, SqliteStore
-from jobs.store import JobStore, Query, Row, StoreUnavailable
+from jobs.store import Change, JobStore, Query, Row, StoreUnavailable
 from jobs.tallies import Tallies
 from jobs.writer import Writer
 
@@ -78,10 +79,13 @@ class Ledger:
         if not isinstance(store, FallbackStore):
             store = FallbackStore(store or SqliteStore(MEMORY), problem)
         self._stores = store
+        self._stores.salvage = self._salvage
         self._writer = Writer(self._stores.apply)
         self._lock = threading.RLock()
         self._live: dict[str, Job] = {}  # what waits or runs
+        self._entries: dict[str, bytes] = {}  # of these, as JSON
         self._recent: OrderedDict[str, Job] = OrderedDict()  # what has ended lately
+        self._forgotten = 0  # how often jobs have been deleted
         self._retention = retention or Retention()
         self.tallies = Tallies()
         self.history = StoredHistory(
@@ -108,23 +112,23 @@ class Ledger:
                 self._insert(entry, place)
                 return
             job = job.copy()
+            self._entries[job.id] = entry.json
+            changes = [_move(job.id, entry, place), Change("unkeep", (job.id,))]
             if entry.submission is not None and entry.submission.counter is not None:
-                self._writer.add("remember", _COUNTER, entry.submission.counter)
+                changes.append(Change("remember", (_COUNTER, entry.submission.counter)))
             if job.state == jobs.CANCELLED and not job.attempts:
                 _note_that_it_never_ran(job)
             job.state, job.number, job.place = jobs.PENDING, _number(entry), place
             job.reason = job.detail = job.by = job.ended = job.card = None
-            self._writer.add("move", job.id, job.number, place, entry.json)
-            self._writer.add("unkeep", job.id)
-            self._note(job)
+            self._note(job, *changes)
 
-    def restored(self, job: Job, lost: bool = False) -> None:
+    def restored(self, job: Job, entry: QueueEntry, lost: bool = False) -> None:
         """A job that was found in the store, and that the queue is about to have again.
 
         lost: it ran when the process ended; it waits now.
         """
         with self._lock:
-            self._live[job.id] = job
+            self._live[job.id], self._entries[job.id] = job, entry.json
             if lost:
                 job = job.copy()
                 job.state = jobs.PENDING
@@ -134,7 +138,7 @@ class Ledger:
         """An entry in place of a stored one that cannot be read any more."""
         extra_data = {"client_id": job.client_id, "create_time": job.created}
         entry = QueueEntry((job.number, job.id, {}, extra_data, []))
-        self._writer.add("move", job.id, job.number, job.place, entry.json)
+        self._writer.add_all((_move(job.id, entry, job.place),))
         return entry
 
     def started(self, entry: QueueEntry, worker: str) -> None:
@@ -174,8 +178,7 @@ class Ledger:
             job = self._known(entry)
             job.state, job.number, job.place = jobs.PENDING, _number(entry), place
             _end_attempt(job, PUT_BACK, reason, detail, None)
-            self._writer.add("move", job.id, job.number, place, entry.json)
-            self._note(job)
+            self._note(job, _move(job.id, entry, place))
 
     def ended(self, entry: QueueEntry, record: Mapping[str, Any], outcome: Outcome) -> None:
         """The attempt that runs is the last one."""
@@ -195,7 +198,8 @@ class Ledger:
                 job = self._known(entry)
                 job.number, job.place = _number(entry), place
                 self._live[job.id] = job
-                self._writer.add("move", job.id, job.number, place, entry.json)
+            # Together: half a move would be an order that nobody asked for.
+            self._writer.add_all([_move(entry.prompt_id, entry, place) for entry, place in entries])
 
     def settle(self, timeout: float | None = None) -> bool:
         """Wait until all that was told is stored; False if that takes longer. Any thread but the event loop's."""
@@ -216,7 +220,7 @@ class Ledger:
         )
         self._recent.pop(job.id, None)
         self.history.discard([job.id])  # an id that is used again
-        self._live[job.id] = job
+        self._live[job.id], self._entries[job.id] = job, entry.json
         self._writer.add("insert", job, entry.json)
         return job
 
@@ -226,24 +230,33 @@ class Ledger:
         An id may be queued twice: then the other one may have ended already.
         """
         job = self._live.get(entry.prompt_id) or self._recent.get(entry.prompt_id) or self._insert(entry, 0)
+        self._entries[job.id] = entry.json
         job = job.copy()
         job.card = job.ended = None
         return job
 
-    def _note(self, job: Job) -> None:
+    def _note(self, job: Job, *before: Change) -> None:
+        """A job has changed, which is written together with other changes that come first."""
         self._recent.pop(job.id, None)
         self._live[job.id] = job
-        self._writer.add("update", job)
+        self._writer.add_all((*before, Change("update", (job,))))
 
     def _note_end(self, job: Job) -> None:
         self._note(job)
         self.tallies.add(job)
         del self._live[job.id]
+        self._entries.pop(job.id, None)
+        self._keep_at_hand(job)
+
+    def _keep_at_hand(self, job: Job) -> None:
         self._recent[job.id] = job if job.card is None else replace(job, card=None)  # the store has it
         while len(self._recent) > _RECENT:
             self._recent.popitem(last=False)
-        if self._retention.is_due(bounded=not self.store.persistent):
-            threading.Thread(target=self.prune, name="job-retention", daemon=True).start()
+
+    def _salvage(self) -> list[Change]:
+        with self._lock:
+            live = [(job, self._entries[job.id]) for job in self._live.values()]
+            return salvage(live, self._recent, self.history.at_hand())
 
     def _adopt(self, prompt_id: str, record: Mapping[str, Any]) -> None:
         """Somebody has put an entry into the history by hand."""
@@ -267,13 +280,17 @@ class Ledger:
         job = self.remembered(prompt_id)
         if job is not None:
             return job
-        self._writer.settle()
-        job = self.store.job(prompt_id)
-        if job is None or not job.is_over:
-            return None
-        with self._lock:  # where a retry looks for it
-            self._recent.setdefault(prompt_id, job)
-        return job
+        while True:
+            self._writer.settle()
+            forgotten = self._forgotten
+            job = self.store.job(prompt_id)
+            if job is None or not job.is_over:
+                return None
+            with self._lock:
+                if self._forgotten == forgotten:  # or it may be one of those that were deleted meanwhile
+                    if self.remembered(prompt_id) is None:
+                        self._keep_at_hand(job)  # where a retry looks for it
+                    return self.remembered(prompt_id)
 
     def remembered(self, prompt_id: str) -> Job | None:
         """As `find`, for jobs that wait, run or have ended lately; never reads the disk."""
@@ -320,11 +337,12 @@ class Ledger:
             return cards.detailed(job, entry_of(payload))
         return cards.queued(job, QueueEntry.restored(payload.entry), full or job.is_over)
 
-    def ended_of(self, client_id: str, count: int) -> list[Mapping[str, Any]]:
-        """The newest history entries of a client's jobs, oldest of them first. Reads the disk."""
+    def ended_of(self, client_id: str, count: int) -> list[tuple[Row, Mapping[str, Any] | None]]:
+        """A client's newest jobs that have ended, oldest of them first, and their history entries: None for those that
+        were cancelled while they waited. Reads the disk."""
         ended = (jobs.COMPLETED, jobs.FAILED, jobs.CANCELLED)
         rows = self.page(Query(ended, client_id=client_id, limit=count))
-        return [record for row in reversed(rows) if (record := self.history.get(row.id)) is not None]
+        return [(row, self.history.get(row.id)) for row in reversed(rows)]
 
     def next_number(self) -> int:
         """Where the server's count goes on: above all numbers that came from it."""
@@ -345,7 +363,7 @@ class Ledger:
 
     def health(self) -> dict[str, Any]:
         """How the store is: `{"state": "ok" | "degraded", "store", "persistent", "problem"?, "jobs"}`."""
-        problem = self._stores.problem
+        problem = self._stores.problem or self.store.trouble
         shown: dict[str, Any] = {
             "state": "ok" if problem is None else "degraded",
             "store": self.store.name,
@@ -365,6 +383,7 @@ class Ledger:
             The ids of `prompt_ids` that do not wait or run.
         """
         with self._lock:  # or one could be queued again between the look at it and the note
+            self._forgotten += 1
             if prompt_ids is None:
                 self._recent.clear()
                 self._writer.add("forget_ended")
@@ -389,10 +408,20 @@ class Ledger:
             log.warning("old jobs could not be deleted: %s", error)
         return deleted
 
+    def look_after(self) -> None:
+        """What is to be done also while nothing happens: return to the disk, delete what is old. Reads the disk."""
+        self._writer.between(self._stores.look_after)
+        if self._retention.is_due(bounded=not self.store.persistent):
+            self.prune()
+
     def close(self) -> None:
         """Store what is left, and let go of the store."""
         self._writer.close()
         self._stores.close()
+
+
+def _move(prompt_id: str, entry: QueueEntry, place: float) -> Change:
+    return Change("move", (prompt_id, _number(entry), place, entry.json))
 
 
 def _end_attempt(job: Job, result: str, reason: str | None, detail: str | None, by: dict[str, str] | None) -> None:

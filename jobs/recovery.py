@@ -69,23 +69,33 @@ def _read(ledger: Ledger) -> tuple[list[tuple[Job, QueueEntry]], list[tuple[Job,
         if lost:
             _end_lost_attempt(job)
         try:
-            entry = QueueEntry.restored(encoded)
+            entry = _sound(QueueEntry.restored(encoded), job.id)
         except ValueError as error:
-            ledger.restored(job)
-            fatal.append((job, ledger.emptied(job), VALIDATION_ERROR, f"the stored prompt cannot be read: {error}"))
+            entry = ledger.emptied(job)
+            ledger.restored(job, entry)
+            fatal.append((job, entry, VALIDATION_ERROR, f"the stored prompt cannot be read: {error}"))
             continue
         if cancelled:  # it was told to stop, and did not live to do it
-            ledger.restored(job)
+            ledger.restored(job, entry)
             fatal.append((job, entry, INTERRUPTED, _STOPPED))
             continue
         # What somebody retried by hand, deaths or not, and has not run since, is run.
         parked = lost and deaths(job) > DEATHS_ALLOWED
-        ledger.restored(job, lost and not parked)
+        ledger.restored(job, entry, lost and not parked)
         if parked:
             fatal.append((job, entry, WORKER_DIED, f"the server died while this job ran, {deaths(job)} times"))
         else:
             waiting.append((job, entry))
     return waiting, fatal
+
+
+def _sound(entry: QueueEntry, prompt_id: str) -> QueueEntry:
+    """The entry, if it is what was stored under an id. ValueError if the file is damaged."""
+    if entry.prompt_id != prompt_id:
+        raise ValueError(f"it is that of {entry.prompt_id:.100}")
+    if not isinstance(entry[2], dict) or not isinstance(entry.extra_data, dict) or not isinstance(entry[4], list):
+        raise ValueError("it is not a graph, extra data and a list of outputs")
+    return entry
 
 
 def deaths(job: Job) -> int:

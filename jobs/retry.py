@@ -60,21 +60,22 @@ def rule_of(value: Any, default: RetryRule) -> RetryRule:
     if isinstance(value, int) and value is not True:
         return replace(default, max_attempts=_attempts(value), once_more=False)
     if not isinstance(value, dict) or not value.keys() <= {"max_attempts", "on"}:
-        raise ValueError('extra_data.retry must be false, a number of attempts, or {"max_attempts": number, "on": []}')
+        rule = 'false, a number of attempts, or {"max_attempts": number, "on": []}'
+        raise ValueError(f"extra_data.retry must be {rule}; got {value!r:.200}")
     rule = default
     if "max_attempts" in value:
         rule = replace(rule, max_attempts=_attempts(value["max_attempts"]), once_more=False)
     if "on" in value:
         causes = value["on"]
         if not isinstance(causes, list) or not all(cause in CAUSES for cause in causes):
-            raise ValueError(f"extra_data.retry.on must be an array of {', '.join(CAUSES)}; got {causes!r}")
+            raise ValueError(f"extra_data.retry.on must be an array of {', '.join(CAUSES)}; got {causes!r:.200}")
         rule = replace(rule, causes=frozenset(causes))
     return rule
 
 
 def _attempts(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_ATTEMPTS:
-        raise ValueError(f"extra_data.retry: attempts must be a number from 1 to {MOST_ATTEMPTS}, got {value!r}")
+        raise ValueError(f"extra_data.retry: attempts must be a number from 1 to {MOST_ATTEMPTS}, got {value!r:.200}")
     return value
 
 

@@ -69,7 +69,11 @@ class SqliteStore:
     def __init__(self, path: str) -> None:
         self.persistent = path != MEMORY
         self.name = path if self.persistent else "memory"
-        self._path = path
+        self.trouble: str | None = None
+        # One lock for a file, whatever links lead to it.
+        self._path = os.path.realpath(path) if self.persistent else path
+        self._files: dict[str, os.stat_result] = {}  # those in use, once it is open
+        self._lost = False  # they are not where they were
         self._lock = threading.RLock()  # of the writing connection; in memory, of the only one
         self._lock_readers = threading.Lock()
         self._readers: list[sqlite3.Connection] = []
@@ -94,6 +98,8 @@ class SqliteStore:
         stored = self._writer.execute("SELECT value FROM meta WHERE key = 'counts'").fetchone()
         self._counts = Counter(orjson.loads(stored[0]) if stored else {})
         self._kept = self._writer.execute("SELECT ifnull(max(kept), 0) FROM jobs WHERE kept IS NOT NULL").fetchone()[0]
+        if self.persistent:
+            self._files = {path: os.stat(path) for path in (self._path, self._path + "-wal")}
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(
@@ -121,10 +127,43 @@ class SqliteStore:
                     self._writer.execute("ROLLBACK")
                 raise
 
+    def check(self) -> None:
+        """See JobStore. SQLite itself would go on with a file that has been removed, and lose everything at the end."""
+        for path, opened in self._files.items():
+            try:
+                if not self._lost and os.path.samestat(opened, os.stat(path)):
+                    continue
+            except FileNotFoundError:
+                pass
+            except OSError:
+                continue  # out of reach just now: whoever writes will see
+            self._lost = True  # for good: what is at its place by now may be anything
+            raise StoreUnavailable(
+                f"the job store {self.name} does not work: {path} was removed or replaced while the server used it"
+            )
+
+    def _has_lost_its_file(self) -> bool:
+        try:
+            self.check()
+        except StoreUnavailable:
+            return True
+        return False
+
     @contextlib.contextmanager
     def _reader(self) -> Iterator[sqlite3.Connection]:
-        if not self.persistent:
-            with self._lock:
+        try:
+            with self._connection_to_read() as connection:
+                yield connection
+        except sqlite3.Error as error:
+            if not isinstance(error, _OUR_FAULT):
+                self.trouble = f"the job store {self.name} cannot be read: {error}"
+            raise
+        self.trouble = None
+
+    @contextlib.contextmanager
+    def _connection_to_read(self) -> Iterator[sqlite3.Connection]:
+        if not self.persistent or self._has_lost_its_file():
+            with self._lock:  # of a file that is gone, the connection that writes still has everything
                 yield self._writer
             return
         with self._lock_readers:
@@ -145,6 +184,7 @@ class SqliteStore:
     @_guarded
     def apply(self, changes: Sequence[Change]) -> None:
         """See JobStore."""
+        self.check()
         with self._lock:
             counts, kept = self._counts.copy(), self._kept
             try:
@@ -196,8 +236,10 @@ class SqliteStore:
 
     def _move(self, connection: sqlite3.Connection, prompt_id: str, number: float, place: float, entry: bytes) -> None:
         connection.execute("UPDATE jobs SET number = ?, place = ? WHERE id = ?", (number, place, prompt_id))
-        connection.execute(
-            "UPDATE payloads SET entry = ? WHERE seq = (SELECT seq FROM jobs WHERE id = ?)", (entry, prompt_id)
+        connection.execute(  # the row is there, unless the file is damaged
+            "INSERT INTO payloads SELECT seq, ?, NULL FROM jobs WHERE id = ? "
+            "ON CONFLICT (seq) DO UPDATE SET entry = excluded.entry",
+            (entry, prompt_id),
         )
 
     def _keep(self, connection: sqlite3.Connection, prompt_id: str, result: bytes) -> None:
@@ -281,7 +323,7 @@ class SqliteStore:
         columns = ", ".join("jobs." + name for name in _COLUMNS.split(", "))
         with self._reader() as connection:
             rows = connection.execute(
-                f"SELECT {columns}, entry FROM jobs JOIN payloads USING (seq) "
+                f"SELECT {columns}, ifnull(entry, x'') FROM jobs LEFT JOIN payloads USING (seq) "
                 "WHERE state IN ('pending', 'in_progress') ORDER BY number, place"
             ).fetchall()
         return ((_job(row[:-1]), row[-1]) for row in rows)
@@ -393,26 +435,39 @@ def _attempts(prompt_id: str, text: str) -> list[Attempt]:
         return []
 
 
+def _actor(prompt_id: str, text: str | None) -> dict[str, str] | None:
+    try:
+        return None if text is None else dict(jsonbytes.decode(text))
+    except (ValueError, TypeError) as error:
+        log.error("who cancelled job %s cannot be read: %s", prompt_id, error)
+        return None
+
+
+def _number(value: Any) -> Any:
+    """A number as it is; 0 in place of what a damaged file has there."""
+    return value if isinstance(value, int | float) else 0
+
+
 def _job(row: Sequence[Any]) -> Job:
     (ident, state, number, place, created, client_id, workflow_id, batch_id, counter, digest, answer) = row[:11]
     attempts, reason, detail, actor, duration, ended, card = row[11:]
     return Job(
         ident,
         state,
-        number,
-        place,
-        created,
+        _number(number),
+        _number(place),
+        _number(created),
         client_id,
         workflow_id,
         batch_id,
         attempts=_attempts(ident, attempts),
         reason=reason,
         detail=detail,
-        by=None if actor is None else jsonbytes.decode(actor),
+        by=_actor(ident, actor),
         counter=counter,
         digest=digest,
         answer=answer,
-        duration=duration,
+        duration=_number(duration),
         ended=ended,
         card=card,
     )

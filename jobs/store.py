@@ -110,6 +110,10 @@ class JobStore(Protocol):
 
     name: str  # as people know it: a path, "memory"
     persistent: bool  # whether it outlives the process
+    trouble: str | None  # why it cannot be read; None once it can
+
+    def check(self) -> None:
+        """Look, without using it, whether it is still there. Raises StoreUnavailable."""
 
     def apply(self, changes: Sequence[Change]) -> None:
         """Write all changes in order, durably, or none of them."""

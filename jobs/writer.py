@@ -43,9 +43,13 @@ class Writer:
 
     def add(self, name: str, *arguments: object) -> None:
         """Note a change. Any thread; returns at once."""
+        self.add_all((Change(name, arguments),))
+
+    def add_all(self, changes: Sequence[Change]) -> None:
+        """Note changes that are to be written together, or not at all. As `add`."""
         with self._wake:
-            self._changes.append(Change(name, arguments))
-            self._added += 1
+            self._changes += changes
+            self._added += len(changes)
             if self._thread is None and not self._closed:
                 self._thread = threading.Thread(target=self._run, name="job-store", daemon=True)
                 self._thread.start()
@@ -79,6 +83,11 @@ class Writer:
         finally:
             self._writing.release()
         return True
+
+    def between(self, action: Callable[[], None]) -> None:
+        """Do something while nothing is written. Any thread but the event loop's."""
+        with self._writing:
+            action()
 
     async def stored(self) -> None:
         """As `settle`, on an event loop."""

@@ -166,6 +166,8 @@ async def test_retry_rules_that_are_none(serving, value):
     server = await serving()
     status, answer, _ = await server.post("/prompt", json={"prompt": one("Note"), "extra_data": {"retry": value}})
     assert (status, answer["error"]["type"]) == (400, "invalid_retry")
+    told = value["on"] if isinstance(value, dict) and "on" in value else value
+    assert "extra_data.retry" in answer["error"]["message"] and repr(told) in answer["error"]["message"]
 
 
 def test_the_server_s_limit_cannot_be_exceeded():

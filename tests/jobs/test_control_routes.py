@@ -6,8 +6,9 @@ import time
 import pytest
 
 import execution
+from comfy_execution.prompt_queue import QueueEntry
 from jobs.estimates import RunTimes
-from jobs.store import Query
+from jobs.store import Query, Row
 from tests.jobs import control_kit
 from tests.jobs.control_kit import one, unknown_id
 
@@ -159,6 +160,14 @@ async def test_estimates_start_from_what_earlier_processes_ran(serving):
     await server.submit(one("Polite", "z"))
     assert all(0 <= known.expected(entry) < 60 for entry in server.queue.queue)
     assert RunTimes().expected(server.queue.queue[0]) is None
+
+
+@pytest.mark.parametrize("attempts", ["[{", "[]", "[5]", '[{"start_time": "x", "end_time": 5}]', '{"a": 1}'])
+def test_times_that_cannot_be_read_are_left_out(attempts):
+    known = RunTimes()
+    row = Row(1, 1, "a", "completed", 1, 1, None, attempts, None, None, None, None)
+    known.seed([row, row._replace(attempts='[{"start_time": 1000, "end_time": 4000}]')])
+    assert known.expected(QueueEntry((1, "a", {}, {}, []))) == 3.0
 
 
 async def test_runs_are_noted(serving):

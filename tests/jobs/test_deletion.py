@@ -175,9 +175,24 @@ def test_a_job_that_is_retried_while_it_is_deleted_is_not_lost(live, retried_mea
     still_waits(life, live)
 
 
+def test_a_job_that_is_deleted_while_somebody_looks_it_up_is_gone(live, monkeypatch):
+    first = live()
+    first.run("a", "failed")
+    first.crash()
+    life = live()  # which does not have it at hand
+    store, real = life.ledger.store, life.ledger.store.job
+
+    def look(prompt_id):
+        found = real(prompt_id)
+        monkeypatch.undo()
+        life.ledger.forget([prompt_id])
+        return found
+
+    monkeypatch.setattr(store, "job", look)
+    assert life.ledger.find("a") is None and life.ledger.remembered("a") is None
+
+
 def test_a_job_that_is_retried_while_old_ones_are_cleared_away_is_not_lost(live, retried_meanwhile):
-    retention = Retention(Rule(count=0))
-    assert retention.is_due(bounded=False)  # else the end of the job starts a clearing of its own
-    life = retried_meanwhile(lambda life: life.ledger.store, "outdated", retention=retention)
+    life = retried_meanwhile(lambda life: life.ledger.store, "outdated", retention=Retention(Rule(count=0)))
     life.ledger.prune()
     still_waits(life, live)

@@ -11,6 +11,7 @@ from comfy_execution.prompt_queue import ExecutionStatus, QueueEntry
 from jobs import pages
 from jobs.ledger import Submission
 from jobs.store import Query
+from jobs.writer import Writer
 
 
 def test_pending_prompts_are_back_as_they_were(live):
@@ -93,29 +94,70 @@ def test_a_parked_job_that_is_retried_by_hand_waits_through_restarts(live):
     assert life.waiting() == [] and life.ledger.find("bad").detail == "the server died while this job ran, 3 times"
 
 
-@pytest.mark.parametrize("column", ["entry", "attempts"])
-def test_a_job_that_cannot_be_read_any_more_takes_no_other_along(live, path, column):
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *("UPDATE payloads SET entry = x'5b22' WHERE seq = 2", "DELETE FROM payloads WHERE seq = 2"),
+        *(
+            f"UPDATE payloads SET entry = '{entry}' WHERE seq = 2"
+            for entry in (
+                *("[]", "{}", '"text"', '[1,"b",{},{}]', '["1","b",{},{},[]]', "[1,5,{},{},[]]", '[1,"a",{},{},[]]'),
+                *('[1,"b",[],{},[]]', '[1,"b",{},[],[]]', '[1,"b",{},{},5]'),
+            )
+        ),
+    ],
+)
+def test_a_job_that_cannot_be_read_any_more_takes_no_other_along(live, path, damage):
     life = live()
     for prompt_id in "abc":
         life.put(prompt_id, client_id="c")
     life.crash()
     with sqlite3.connect(path) as connection:
-        if column == "entry":
-            connection.execute("UPDATE payloads SET entry = x'5b22' WHERE seq = 2")
-        else:
-            connection.execute("UPDATE jobs SET attempts = '[{' WHERE seq = 2")
+        connection.execute(damage)
     for _ in range(2):
         life = live()
         job = life.ledger.shown("b")
-        if column == "entry":
-            assert life.waiting() == ["a", "c"]
-            assert (job["status"], job["reason"]) == ("failed", "validation_error") and "cannot be read" in job[
-                "detail"
-            ]
-            assert life.queue.history["b"]["prompt"][1] == "b"
-        else:
-            assert life.waiting() == ["a", "b", "c"] and job["status"] == "pending"
+        assert life.waiting() == ["a", "c"]
+        assert (job["status"], job["reason"]) == ("failed", "validation_error") and "cannot be read" in job["detail"]
+        assert life.queue.history["b"]["prompt"][1] == "b"
         life.crash()
+
+
+@pytest.mark.parametrize("value", ["attempts = '[{'", "actor = '[{'", "actor = '5'", "number = 'x'", "place = 'x'"])
+def test_a_job_of_which_something_else_cannot_be_read_runs(live, path, value):
+    life = live()
+    for prompt_id in "abc":
+        life.put(prompt_id)
+    life.crash()
+    with sqlite3.connect(path) as connection:
+        connection.execute(f"UPDATE jobs SET {value} WHERE seq = 2")
+    for _ in range(2):
+        life = live()
+        assert sorted(life.waiting()) == ["a", "b", "c"] and life.ledger.shown("b")["status"] == "pending"
+        life.crash()
+
+
+@pytest.mark.parametrize("what", ["a move", "a retry"])
+def test_what_belongs_together_is_stored_together(live, monkeypatch, what):
+    """However quick the writer is: a process can die between any two of its commits."""
+    life = live()
+    for prompt_id in "abc":
+        life.put(prompt_id)
+    life.run("bad", "failed")
+    life.ledger.settle()
+    commits, add_all = [], Writer.add_all
+
+    def write_at_once(self, changes):
+        add_all(self, changes)
+        commits.append(sorted(change.name for change in changes))
+
+    monkeypatch.setattr(Writer, "add_all", write_at_once)
+    if what == "a move":
+        life.queue.move(["c", "b"], "front")
+        assert commits == [["move", "move"]]
+    else:
+        life.queue.run_again(life.ledger.entry("bad"))
+        assert commits == [["move", "unkeep", "update"]]
 
 
 def test_new_prompts_go_behind_those_of_before(live):

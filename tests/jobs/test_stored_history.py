@@ -72,6 +72,17 @@ def test_large_results_do_not_pile_up_in_memory(live, monkeypatch):
     assert len(life.queue.history["0"]["outputs"]["1"]["text"][0]) == 20_000
 
 
+def test_looking_at_old_jobs_does_not_fill_memory(live, monkeypatch):
+    monkeypatch.setattr("jobs.ledger._RECENT", 3)
+    first = live()
+    for number in range(9):
+        first.run(str(number))
+    first.stop()
+    life = live()
+    assert all(life.state(str(number)) == "completed" for number in range(9))
+    assert sum(life.ledger.remembered(str(number)) is not None for number in range(9)) == 3
+
+
 def test_listings_are_bounded_and_older_ones_are_known_by_id(live):
     life = live(history_size=3)
     for prompt_id in "abcde":

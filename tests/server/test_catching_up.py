@@ -182,6 +182,20 @@ async def test_a_snapshot_tells_the_state_of_all_jobs_of_the_client(running):
     assert jobs[current]["node"] == "7" and jobs[current]["outputs"] == {"3": {"images": []}}
 
 
+async def test_a_snapshot_has_what_was_cancelled_while_it_waited(running):
+    queue = running.server.prompt_queue
+    queue.pause()
+    for prompt_id in ("a", "b"):
+        queue.put((1, prompt_id, {}, {"client_id": "me", "create_time": 5}, []))
+    queue.delete_queue_items(["a"])
+    async with connect(running, "clientId=me&since=0") as ws:
+        _, snapshot = await receive(ws, "snapshot")
+    cancelled, waiting = snapshot["data"]["jobs"]
+    assert (cancelled["id"], cancelled["status"], cancelled["reason"]) == ("a", "cancelled", "interrupted")
+    assert cancelled["outputs"] == {} and cancelled["create_time"] == 5
+    assert (waiting["id"], waiting["status"]) == ("b", "pending")
+
+
 async def test_what_happens_while_a_snapshot_is_made_comes_after_it(running, monkeypatch):
     import threading
 
