@@ -1,5 +1,6 @@
 """Re-exports; see `nodes`."""
 
+from nodes.color_transfer import ColorTransfer
 from nodes.image_batches import BatchImagesNode, BatchMasksNode
 from nodes.image_filters import ImageBlend, ImageBlur, ImageQuantize, ImageSharpen
 from nodes.image_resize import ImageScaleToTotalPixels, ResizeImageMaskNode
@@ -9,6 +10,7 @@ __all__ = [
     "BatchImagesNode",
     "BatchLatentsNode",
     "BatchMasksNode",
+    "ColorTransfer",
     "ImageBlend",
     "ImageBlur",
     "ImageQuantize",
