@@ -17,6 +17,7 @@ from aiohttp import web
 
 import logs
 from comfy.cli_args import args
+from comfy_execution import forks
 from gateway.base_path import answer_below
 from gateway.client_faults import soften
 from gateway.features import Features, max_body_size
@@ -34,7 +35,6 @@ from jobs.estimates import RunTimes
 from jobs.store import StoreUnavailable
 from protocol import BinaryEventTypes, text_frame
 from userdata import UserManager
-from workers import forks
 
 # Packs take `uuid` and `web` from here, too.
 __all__ = ["BinaryEventTypes", "PromptServer", "uuid", "web"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-from workers import forks
+from comfy_execution import forks
 
 
 class FileLock:
