@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import mimetypes
 import os
+import re
 from urllib.parse import quote
 
 from gateway.file_answer import FileAnswer
@@ -58,19 +59,15 @@ OCTET_STREAM = "application/octet-stream"
 _ACTIVE = {
     "text/html",
     "text/html-sandboxed",
-    "application/xhtml+xml",
-    "text/javascript",
-    "application/javascript",
-    "application/x-javascript",
-    "application/ecmascript",
-    "text/ecmascript",
+    "application/hta",
     "text/css",
     "text/xml",
+    "text/xsl",
     "application/xml",
-    "image/svg+xml",
-    "message/rfc822",
-    "multipart/related",
+    "text/cache-manifest",
 }
+# JavaScript has a dozen names (WHATWG MIME Sniffing 4.6); parts of a multipart document may be of any type.
+_ACTIVE_KINDS = re.compile(r".*(javascript|ecmascript|jscript|livescript).*|.*\+xml|multipart/.*|message/.*", re.DOTALL)
 
 
 def content_type(name: str) -> str:
@@ -82,7 +79,7 @@ def content_type(name: str) -> str:
 def is_active(mime: str) -> bool:
     """Whether a browser could run such content in the server's origin."""
     mime = mime.split(";")[0].strip().lower()
-    return mime in _ACTIVE or mime.endswith("+xml")
+    return mime in _ACTIVE or _ACTIVE_KINDS.fullmatch(mime) is not None
 
 
 def disposition(name: str, kind: str = "") -> str:

@@ -23,6 +23,8 @@ CONTENT_POLICY = "; ".join(
 
 _SCRIPT = re.compile(r"(\.js|\.css|(^|/)index[^/]*\.json)$")
 _IMAGE = re.compile(r"\.(jpe?g|png|ppm|bmp|pgm|tiff?|webp)$", re.IGNORECASE)
+# Named, and not with a weight of 0, which means: anything but this (RFC 9110 12.5.3).
+_GZIP = re.compile(r"(^|,)\s*(x-)?gzip\s*(?!\s*;\s*q\s*=\s*0(\.0*)?\s*(,|$))(;|,|$)", re.IGNORECASE)
 _FOUND = {*range(200, 207), 301, 308}
 _MOVED = {302, 303, 307}
 
@@ -75,7 +77,8 @@ class ResponseHeaders:
         """Have a JSON or text answer gzipped if the command line says so and the client can read it."""
         if not self._compress or not isinstance(response, web.Response) or response.prepared:
             return
-        if "gzip" not in request.headers.get(hdrs.ACCEPT_ENCODING, "").lower():
+        if response.content_type not in ("application/json", "text/plain"):
             return
-        if response.content_type in ("application/json", "text/plain"):
+        response.headers.setdefault(hdrs.VARY, hdrs.ACCEPT_ENCODING)
+        if _GZIP.search(request.headers.get(hdrs.ACCEPT_ENCODING, "")):
             response.enable_compression(web.ContentCoding.gzip)

@@ -14,9 +14,15 @@ if TYPE_CHECKING:
     from routes import Table
     from server import PromptServer
 
+AT_ONCE = 100  # prompts that are forgotten in less time than changing threads takes
+
 
 def add_to(table: Table, server: PromptServer) -> None:
     """Register this resource's routes."""
+
+    def forget(ids: list[str]) -> None:
+        for prompt_id in ids:
+            server.prompt_queue.delete_history_item(prompt_id)
 
     @table.get(
         "/history",
@@ -50,7 +56,9 @@ def add_to(table: Table, server: PromptServer) -> None:
         ids = text_list(body["delete"], "delete") if body.get("delete") is not None else []
         if body.get("clear"):
             server.prompt_queue.wipe_history()
-        for prompt_id in ids:
-            server.prompt_queue.delete_history_item(prompt_id)
+        if len(ids) > AT_ONCE:
+            await asyncio.to_thread(forget, ids)
+        else:
+            forget(ids)
         await stored(server)
         return empty()

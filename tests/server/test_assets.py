@@ -226,11 +226,23 @@ async def test_tags_round_trip(running):
     assert (await running.post(f"/api/assets/{uuid.uuid4()}/tags", json={"tags": ["x"]}))[0] == 404
 
 
-async def test_active_content_is_not_inline(running):
-    ident = (await upload(running, b"<script>", "x.html", mime_type="text/html"))[1]["id"]
-    _, _, headers = await running.get(f"/api/assets/{ident}/content?disposition=inline")
-    assert headers["Content-Type"] == "application/octet-stream"
-    assert headers["Content-Disposition"].startswith("attachment;")
+ACTIVE = [
+    "text/html", "TEXT/HTML; charset=utf-8", "application/xhtml+xml", "image/svg+xml", "text/xsl", "application/xml",
+    "application/atom+xml", "multipart/x-mixed-replace;boundary=x", "multipart/related", "message/rfc822",
+    "text/javascript", "text/jscript", "application/x-ecmascript", "text/livescript", "text/javascript1.5",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("mime", ACTIVE)
+async def test_active_content_is_not_inline(running, mime):
+    uploaded = (await upload(running, b"<script>", "x.bin", mime_type=mime))[1]
+    routes = [f"/api/assets/{uploaded['id']}/content?disposition=inline", f"/view?filename={uploaded['hash']}"]
+    for route in routes:
+        status, _, headers = await running.get(route)
+        assert status == 200 and headers["Content-Type"] == "application/octet-stream", route
+        assert (
+            headers["Content-Disposition"].startswith("attachment;") and headers["X-Content-Type-Options"] == "nosniff"
+        )
 
 
 async def test_content_whose_file_is_gone(running):

@@ -224,3 +224,28 @@ async def test_clients_that_break_off_leave_no_traceback(running, caplog, kind):
     shown = [record for record in caplog.records if record.levelno >= logging.WARNING or record.exc_info]
     assert not [record for record in shown if record.levelno >= logging.INFO], shown
     assert sorted(path.name for path in (running.base / "input").iterdir()) == ["big.bin"]
+
+
+async def test_forgetting_very_many_prompts_stalls_nobody(running, monkeypatch):
+    import asyncio
+    import time
+
+    queue, forget = running.server.prompt_queue, running.server.prompt_queue.delete_history_item
+
+    def slowly(prompt_id):
+        time.sleep(0.001)
+        forget(prompt_id)
+
+    await running.post("/prompt", json={"prompt": {"1": {"class_type": "Text", "inputs": {"text": "x"}}}})
+    entry, task = queue.get()
+    queue.finish(task, {"outputs": {}, "meta": {}}, ("success", True, []))
+    monkeypatch.setattr(queue, "delete_history_item", slowly)
+    ids = [str(number) for number in range(1000)] + [entry.prompt_id]
+    forgotten = asyncio.create_task(running.post("/history", json={"delete": ids}))
+    longest = 0.0
+    while not forgotten.done():
+        began = time.perf_counter()
+        assert (await running.get("/prompt"))[0] == 200
+        longest = max(longest, time.perf_counter() - began)
+    assert (await forgotten)[:2] == (200, b"") and longest < 0.5
+    assert (await running.get("/history"))[1] == {}

@@ -94,6 +94,27 @@ async def test_compression_is_for_json_and_text_only(start, flags):
                 assert b"Text" in gzip.decompress(body)
 
 
+@pytest.mark.parametrize(
+    "accepted, compressed",
+    [
+        ("br, GZIP;q=0.5", True),
+        ("gzip;q=1.0", True),
+        ("gzip;q=0", False),
+        ("br, gzip; q=0.0, *", False),
+        ("notgzip", False),
+        ("", False),
+    ],
+)
+async def test_compression_is_for_clients_that_want_it(start, flags, accepted, compressed):
+    flags(enable_compress_response_body=True)
+    running = await start()
+    headers = {"Accept-Encoding": accepted}
+    async with running.session.get(running.url + "/object_info", headers=headers, auto_decompress=False) as response:
+        await response.read()
+        assert (response.headers.get("Content-Encoding") == "gzip") is compressed
+        assert response.headers["Vary"] == "Accept-Encoding"  # or a cache gives either to anybody
+
+
 async def test_content_policy(start, flags):
     flags(disable_api_nodes=True)
     running = await start()
