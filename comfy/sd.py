@@ -326,10 +326,17 @@ def load_clip(
             cause = f"it is no text encoder known here for {clip_type.name.lower()} ({_guess_what(sd, 'text encoder')})"
             raise UnknownModelError(path, os.path.getsize(path), cause)
     path = ckpt_paths[0]
-    with refusing(path, UnknownModelError):
-        clip = load_text_encoder_state_dicts(
-            state_dicts, embedding_directory, clip_type, model_options, folders=folders
-        )
+    try:
+        with refusing(path, UnknownModelError):
+            clip = load_text_encoder_state_dicts(
+                state_dicts, embedding_directory, clip_type, model_options, folders=folders
+            )
+    except UnknownModelError as error:
+        # The text side names its tensors by their encoder.
+        for other, kind in zip(ckpt_paths, kinds):
+            if f"{kind.name}.transformer." in error.cause:
+                raise UnknownModelError(other, os.path.getsize(other), error.cause) from error.__cause__
+        raise
     if clip is None:
         names = " and ".join(kind.name for kind in kinds)
         cause = f"no text side known here for {clip_type.name.lower()} is made of {names}"

@@ -9,6 +9,7 @@ import torch
 import comfy.sd
 from comfy import model_detection
 from comfy.model_sampling import ModelType
+from comfy.models import unet
 from tests.architectures.recorded import key_map
 from tests.networks.golden import DATA, Golden
 
@@ -125,6 +126,37 @@ def test_cosxl_and_playground():
     model = comfy.sd.load_diffusion_model_state_dict(playground).model
     assert model.model_type == ModelType.EDM
     assert type(model.latent_format).__name__ == "SDXL_Playground_2_5"
+
+
+# Input depths, middle and output depths of the published distilled models (their diffusers configurations).
+DISTILLED = {
+    "SSD1B": ((0, 0, 2, 2, 4, 4), -1, (0, 0, 0, 1, 1, 2, 10, 4, 4)),
+    "Segmind_Vega": ((0, 0, 1, 1, 2, 2), -1, (0, 0, 0, 1, 1, 1, 2, 2, 2)),
+    "KOALA_700M": ((0, 2, 5), -2, (0, 0, 2, 2, 5, 5)),
+    "KOALA_1B": ((0, 2, 6), 6, (0, 0, 2, 2, 6, 6)),
+}
+
+
+@pytest.mark.parametrize("prefix", ["", "model.diffusion_model."])
+@pytest.mark.parametrize("family", DISTILLED)
+def test_distilled_sdxl(family, prefix):
+    inputs, middle, outputs = DISTILLED[family]
+    config = unet.UNetConfig(
+        channel_mult=(1, 2, 4),
+        num_res_blocks=(len(inputs) // 3,) * 3,
+        transformer_depth=inputs,
+        transformer_depth_middle=middle,
+        transformer_depth_output=outputs,
+        context_dim=2048,
+        adm_in_channels=2816,
+        use_linear_in_transformer=True,
+        num_head_channels=64,
+    )
+    sd = {prefix + k: v for k, v in unet.UNetModel(config, device="meta").state_dict().items()}
+    model = comfy.sd.load_diffusion_model_state_dict(dict(sd)).model
+    assert type(model.model_config).__name__ == family
+    assert type(model).__name__ == "SDXL" and type(model.latent_format).__name__ == "SDXL"
+    assert model.diffusion_model.state_dict().keys() == {k.removeprefix(prefix) for k in sd}
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import comfy.clip_vision
 import comfy.controlnet
 import comfy.sd
 import comfy.upscale_models
+import comfy.utils
 import folder_paths
 from comfy.model_patches import load_model_patch
 from comfy.text_encoders import families
@@ -135,6 +136,28 @@ def test_two_text_encoders_in_one_file_are_not_taken_for_one(tmp_path):
     save_file({k: v.contiguous() for k, v in both.items()}, tmp_path / "two.safetensors")
     with pytest.raises(comfy.sd.UnknownModelError, match=r"two\.safetensors.*a text encoder, of a kind not known"):
         comfy.sd.load_clip([str(tmp_path / "two.safetensors")])
+
+
+@pytest.mark.parametrize("damaged", ["clip_l", "t5xxl"])
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("lacking", [False, True])
+def test_of_two_text_encoders_the_damaged_one_is_named(tmp_path, monkeypatch, damaged, swapped, lacking):
+    files = {str(tmp_path / f"my_{name}.pt"): checkpoints.key_map(f"te_{name}") for name in ("clip_l", "t5xxl")}
+    layer = {
+        "clip_l": "text_model.encoder.layers.1.mlp.fc1.weight",
+        "t5xxl": "encoder.block.1.layer.1.DenseReluDense.wo.weight",
+    }[damaged]
+    for path, tensors in files.items():
+        Path(path).write_bytes(b"")
+        if damaged in path:
+            tensors[layer] = torch.empty(3, 4, device="meta")
+            if lacking:
+                del tensors[layer]
+    monkeypatch.setattr(comfy.utils, "load_torch_file", files.get)
+    paths = list(files)[::-1] if swapped else list(files)
+    with pytest.raises(comfy.sd.UnknownModelError) as caught:
+        comfy.sd.load_clip(paths, clip_type=comfy.sd.CLIPType.FLUX)
+    assert str(caught.value).startswith(f"Cannot load my_{damaged}.pt") and layer in str(caught.value)
 
 
 def test_a_t5_whose_table_has_the_other_name():
