@@ -16,6 +16,7 @@ from torch import Tensor
 
 import comfy.utils
 from comfy.cli_args import LatentPreviewMethod, args
+from comfy.taesd.taesd import TAESD as TAESD  # for packs
 
 log = logging.getLogger(__name__)
 

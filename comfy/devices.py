@@ -361,6 +361,9 @@ def pytorch_attention_enabled() -> bool:
     return True
 
 
+XFORMERS_IS_AVAILABLE = False  # torch picks attention kernels that are as fast
+
+
 def xformers_enabled() -> bool:
     return False
 

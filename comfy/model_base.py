@@ -22,11 +22,12 @@ import comfy.ops
 import comfy.utils
 from comfy import mismatch, patcher_extension
 from comfy.model_sampling import ModelType, model_sampling
+from comfy.models.attention import options_in_force
 from comfy.patcher_extension import WrapperExecutor, WrappersMP
 from comfy.scaled_weights import is_scaled, place_scales, refusal, to_dtype
 from comfy.weights import source_of
 
-__all__ = ["BaseModel", "MissingConditioning", "ModelType", "WeightsMismatch", "model_sampling"]
+__all__ = ["BaseModel", "MissingConditioning", "ModelType", "WeightsMismatch", "convert_tensor", "model_sampling"]
 
 log = logging.getLogger(__name__)
 
@@ -175,18 +176,23 @@ class BaseModel(nn.Module):
             network = comfy.fast_network.compiled(self.diffusion_model)
             return network(network_input, timestep, context=context, transformer_options={}, **extra)
         network = WrapperExecutor.new_class_executor(
-            self.diffusion_model,
+            self._run_network,
             self.diffusion_model,
             patcher_extension.get_all_wrappers(WrappersMP.DIFFUSION_MODEL, options),
         )
-        return network.execute(
-            network_input,
-            timestep,
-            context=context,
-            control=control,
-            transformer_options=options,
-            **extra,
-        )
+        with options_in_force(options):
+            return network.execute(
+                network_input,
+                timestep,
+                context=context,
+                control=control,
+                transformer_options=options,
+                **extra,
+            )
+
+    def _run_network(self, *args: Any, **kwargs: Any) -> Tensor:
+        with options_in_force(kwargs.get("transformer_options")):  # a wrapper may have changed them
+            return self.diffusion_model(*args, **kwargs)
 
     def process_timestep(self, timestep: Tensor, **kwargs: Any) -> Tensor:
         """What the network is told of the noise level, from the timestep [batch]. kwargs: the latent as `x`, and the
@@ -332,6 +338,11 @@ class BaseModel(nn.Module):
         if clip_vision_state_dict is not None:
             out.update(config.process_clip_vision_state_dict_for_saving(clip_vision_state_dict))
         return out
+
+
+def convert_tensor(extra: Any, dtype: torch.dtype, device: torch.device) -> Any:
+    """A tensor as networks take it: floating-point ones in their dtype; anything else as it is."""
+    return _cast_floats(extra, device, dtype)
 
 
 def _cast_floats(value: Any, device: torch.device, dtype: torch.dtype) -> Any:

@@ -20,9 +20,15 @@ import comfy.state_dicts
 import comfy.weight_patches
 from comfy.cli_args import args
 from comfy.device_memory import memory_of, normalized
-from comfy.model_options import OptionSetters, create_model_options_clone, set_model_options_patch_replace
+from comfy.model_options import (
+    OptionSetters,
+    create_model_options_clone,
+    set_model_options_patch_replace,
+    set_model_options_post_cfg_function,
+    set_model_options_pre_cfg_function,
+)
 from comfy.patcher_attachments import Attachments
-from comfy.patcher_extension import CallbacksMP
+from comfy.patcher_extension import CallbacksMP, PatcherInjection
 from comfy.patcher_hooks import HookedWeights
 from comfy.placement import Placement
 from comfy.scaled_weights import scale_for, scale_key, to_dtype, weight_key
@@ -31,8 +37,11 @@ from comfy.weight_adapter.base import WeightAdapter
 __all__ = [
     "CoreModelPatcher",
     "ModelPatcher",
+    "PatcherInjection",
     "create_model_options_clone",
     "set_model_options_patch_replace",
+    "set_model_options_post_cfg_function",
+    "set_model_options_pre_cfg_function",
 ]
 
 log = logging.getLogger(__name__)

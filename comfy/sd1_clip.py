@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from comfy.text_encoders.clip_encoder import SDClipModel, gen_empty_tokens
 from comfy.text_encoders.embedding_files import expand_directory_list, load_embed
-from comfy.text_encoders.prompt_weights import escape_important, token_weights, unescape_important
+from comfy.text_encoders.prompt_weights import escape_important, parse_parentheses, token_weights, unescape_important
 from comfy.text_encoders.sd1 import SD1Tokenizer
 from comfy.text_encoders.single import SingleEncoder as SD1ClipModel
 from comfy.text_encoders.tokenizer import SDTokenizer
@@ -18,6 +18,7 @@ __all__ = [
     "expand_directory_list",
     "gen_empty_tokens",
     "load_embed",
+    "parse_parentheses",
     "token_weights",
     "unescape_important",
 ]

@@ -87,6 +87,8 @@ class ImageScale:
     FUNCTION = "upscale"
     ESSENTIALS_CATEGORY = "Image Tools"
     SEARCH_ALIASES = ["resize", "scale", "size"]
+    upscale_methods = IMAGE_SCALE_METHODS
+    crop_methods = CROP_MODES
 
     @classmethod
     def INPUT_TYPES(cls):
@@ -132,6 +134,7 @@ class ImageScaleBy:
     FUNCTION = "upscale"
     ESSENTIALS_CATEGORY = "Image Tools"
     SEARCH_ALIASES = ["resize", "scale", "factor"]
+    upscale_methods = IMAGE_SCALE_METHODS
 
     @classmethod
     def INPUT_TYPES(cls):

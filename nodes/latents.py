@@ -72,6 +72,8 @@ class EmptyLatentImage:
 
 
 class LatentUpscale:
+    upscale_methods = LATENT_SCALE_METHODS
+    crop_methods = CROP_MODES
     DESCRIPTION = "Resizes latents to a given size."
     DISPLAY_NAME = "Upscale Latent"
     CATEGORY = "model/latent"
@@ -122,6 +124,7 @@ class LatentUpscale:
 
 
 class LatentUpscaleBy:
+    upscale_methods = LATENT_SCALE_METHODS
     DESCRIPTION = "Resizes latents by a factor."
     DISPLAY_NAME = "Upscale Latent By"
     CATEGORY = "model/latent"

@@ -16,9 +16,17 @@ Sources: Vaswani et al. 2017 (attention), Rombach et al. 2022, appendix (spatial
 `options` holds the entries of `transformer_options` (without the two above) plus `n_heads`, `dim_head`,
 `attn_precision`, `block` = (input|middle|output, number) and `block_index` = place within the spatial
 transformer.
+
+* `optimized_attention_override`: called instead of the attention function in all networks, of any kind, with that
+  function and its arguments.
 """
 
 from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +34,8 @@ from torch import Tensor, nn
 
 import comfy.ops
 from comfy.devices import attention_dtype
+
+OVERRIDE = "optimized_attention_override"
 
 
 def exists(x: object) -> bool:
@@ -38,6 +48,42 @@ def default(val: object, d: object) -> object:
     return val if exists(val) else d
 
 
+# Of the network that is running: what replaces attention functions, and its `transformer_options`. They are looked up
+# here since few callers of attention have the options at hand.
+_override: Callable[..., Tensor] | None = None
+_options: Mapping[str, Any] | None = None
+
+
+@contextmanager
+def options_in_force(options: Mapping[str, Any] | None) -> Iterator[None]:
+    """While a network runs with these `transformer_options`."""
+    global _override, _options
+    before = _override, _options
+    _override, _options = (options or {}).get(OVERRIDE), options
+    try:
+        yield
+    finally:
+        _override, _options = before
+
+
+def wrap_attn(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Let `optimized_attention_override` take the place of an attention function. The override gets the function and
+    its arguments, with `transformer_options` among them; what it calls in turn is not replaced again."""
+
+    @functools.wraps(function)
+    def attention(*args: Any, **kwargs: Any) -> Tensor:
+        given = kwargs.get("transformer_options")
+        override = given.get(OVERRIDE) if given else _override
+        if override is None or kwargs.get("_inside_attn_wrapper"):
+            return function(*args, **kwargs)
+        kwargs = {**kwargs, "transformer_options": given or _options, "_inside_attn_wrapper": True}
+        with options_in_force(None):
+            return override(function, *args, **kwargs)
+
+    return attention
+
+
+@wrap_attn
 def attention_pytorch(
     q: Tensor,
     k: Tensor,
@@ -71,6 +117,7 @@ def attention_pytorch(
     return out.transpose(1, 2).flatten(2)
 
 
+@wrap_attn
 def optimized_attention(
     query: Tensor,
     key: Tensor,

@@ -1,0 +1,1 @@
+"""Tools of the server that packs import by the names of the reference."""
