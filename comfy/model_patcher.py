@@ -319,7 +319,13 @@ class ModelPatcher(OptionSetters, Attachments, HookedWeights):
         """
         self._patch_objects()
         if load_weights:
-            self.load(device_to, lowvram_model_memory, force_patch_weights)
+            # By name: patchers of packs override `load` and pass on what they do not look at.
+            self.load(
+                device_to,
+                lowvram_model_memory=lowvram_model_memory,
+                force_patch_weights=force_patch_weights,
+                full_load=False,
+            )
         self.inject_model()
         return self.model
 
@@ -387,7 +393,7 @@ class ModelPatcher(OptionSetters, Attachments, HookedWeights):
         for key, entries in self.patches.items():
             if not force and key in self.backup and _same_entries(applied.get(key), entries):
                 continue
-            self.patch_weight_to_device(key, None if place.memory.is_host else place.device)
+            self.patch_weight_to_device(key, device_to=None if place.memory.is_host else place.device)
             applied[key] = entries[:]
             place.counters.patches += 1
         model.current_weight_patches_uuid = self.patches_uuid

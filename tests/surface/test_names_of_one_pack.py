@@ -109,3 +109,66 @@ def test_an_override_of_attention_reaches_every_attention_of_the_network(tiny_ch
     assert torch.equal(optimized_attention(q, q, q, 1, transformer_options={}), q)
     zero = {"optimized_attention_override": lambda f, *a, **k: 0 * f(*a, **k)}
     assert torch.equal(optimized_attention(q, q, q, 1, transformer_options=zero), 0 * q)
+
+
+def test_a_patcher_and_layers_of_a_pack(tiny_checkpoint, tmp_path):
+    """ComfyUI-GGUF's: layers that hold what they are given, a patcher that changes one argument of `load` and writes
+    weights itself, and takes the place of another patcher's class."""
+    import comfy.float
+    import comfy.lora
+    import comfy.model_patcher
+    import comfy.ops
+    import comfy.sd
+    import comfy.utils
+    import folder_paths
+
+    class Ops(comfy.ops.manual_cast):
+        class Linear(comfy.ops.manual_cast.Linear):
+            comfy_cast_weights = True
+
+            def __init__(self, in_features, out_features, bias=True, device=None, dtype=None):
+                torch.nn.Module.__init__(self)
+                self.weight = self.bias = None
+
+            def _load_from_state_dict(self, state_dict, prefix, *rest):
+                self.weight = torch.nn.Parameter(state_dict[f"{prefix}weight"], requires_grad=False)
+                if f"{prefix}bias" in state_dict:
+                    self.bias = torch.nn.Parameter(state_dict[f"{prefix}bias"], requires_grad=False)
+
+            def forward(self, *args, **kwargs):
+                return super().forward_comfy_cast_weights(*args, **kwargs)
+
+    class Patcher(comfy.model_patcher.ModelPatcher):
+        def patch_weight_to_device(self, key, device_to=None, inplace_update=False):
+            patched.append(key)
+            weight = comfy.utils.get_attr(self.model, key)
+            if key not in self.backup:
+                self.backup[key] = weight
+            new = comfy.lora.calculate_weight(self.patches[key], weight.float(), key)
+            comfy.utils.set_attr_param(self.model, key, comfy.float.stochastic_rounding(new, weight.dtype))
+
+        def load(self, *args, force_patch_weights=False, **kwargs):
+            super().load(*args, force_patch_weights=True, **kwargs)
+            loads.append(kwargs)
+
+        def clone(self, *args, **kwargs):
+            own, self.__class__ = self.__class__, Patcher
+            copy = super().clone(*args, **kwargs)
+            copy.__class__, self.__class__ = Patcher, own
+            return copy
+
+    patched, loads = [], []
+    path = folder_paths.get_full_path_or_raise("checkpoints", "darkroom-tiny.safetensors")
+    prefix = "model.diffusion_model."
+    weights = {k[len(prefix) :]: v for k, v in comfy.utils.load_torch_file(path).items() if k.startswith(prefix)}
+    model = comfy.sd.load_diffusion_model_state_dict(weights, model_options={"custom_operations": Ops()})
+    model = Patcher.clone(model)
+    clip = tiny_checkpoint[1]
+    expected = sampled(tiny_checkpoint[0], clip)
+    assert any(type(layer) is Ops.Linear for layer in model.model.modules())
+    assert torch.allclose(sampled(model, clip), expected, atol=1e-4) and loads
+    key = next(key for key in model.model_state_dict() if key.endswith("attn1.to_q.weight"))
+    other = model.clone()
+    other.add_patches({key: (torch.ones_like(model.model_state_dict()[key]),)}, 0.5)
+    assert not torch.allclose(sampled(other, clip), expected, atol=1e-4) and patched == [key]
+    assert torch.allclose(sampled(model, clip), expected, atol=1e-4)
