@@ -75,7 +75,7 @@ class PromptServer:
         self.front_end = FrontEnd(args)
         self.web_root = self.front_end.root
         self.hub = Hub(loop, self._greeting, self.features, lambda sid: snapshot(self, sid))
-        self.log_feed = LogFeed(logs.buffer, self.send_sync)
+        self.log_feed = LogFeed(logs.buffer, self.send_sync, self.hub.is_connected)
         self.hub.on_leave.append(self.log_feed.unsubscribe)
         self.nodes_ready = NodesReady(loop, self._on_nodes_ready)
 

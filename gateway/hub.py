@@ -85,6 +85,10 @@ class Hub:
         """How many connections are open."""
         return len(self._connections)
 
+    def is_connected(self, sid: str) -> bool:
+        """Whether a client has a connection. Any thread."""
+        return sid in self._receivers
+
     # --- sending, from any thread ------------------------------------------------------------------
 
     def send(self, event: str | int, data: Any, sid: str | None = None) -> None:

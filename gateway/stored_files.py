@@ -14,6 +14,7 @@ import uuid
 import folder_paths
 from userdata.atomic import move_into_place
 
+HASH_PREFIX = "blake3:"  # of names that mean the asset of a hash
 LONGEST_NAME = 255  # bytes, the limit of most file systems
 MOST_NUMBERED = 10_000
 
@@ -71,8 +72,11 @@ def upload_name(raw: str) -> str:
         raise BadFileName("the file has no name")
     if ".." in name or "\\" in name:
         raise BadFileName(f"{raw!r}: a file name must not contain '..' or a backslash")
-    if any(ord(c) < 32 or ord(c) == 127 for c in name):
+    if _has_control_characters(name):
         raise BadFileName("a file name must not contain control characters")
+    # Stored under such a name it could not be found again: there it means something else.
+    if folder_paths.annotated_filepath(name)[1] is not None or os.path.basename(name).startswith(HASH_PREFIX):
+        raise BadFileName(f"{raw!r}: a file name must not begin with {HASH_PREFIX} or end with a folder in brackets")
     try:
         size = len(os.path.basename(name).encode())
     except UnicodeEncodeError as error:
@@ -80,6 +84,10 @@ def upload_name(raw: str) -> str:
     if size > LONGEST_NAME:
         raise BadFileName(f"a file name has at most {LONGEST_NAME} bytes, this one {size}")
     return name
+
+
+def _has_control_characters(text: str) -> bool:
+    return any(ord(c) < 32 or ord(c) == 127 for c in text)
 
 
 def upload_folder(type_name: str, subfolder: str, name: str) -> tuple[str, str]:
@@ -90,6 +98,8 @@ def upload_folder(type_name: str, subfolder: str, name: str) -> tuple[str, str]:
     folder = folder_paths.get_directory_by_type(type_name)
     if folder is None:
         raise BadFileName(f"type must be input, output or temp, not {type_name!r}")
+    if _has_control_characters(subfolder):
+        raise BadFileName("a subfolder must not contain control characters")
     try:
         directory = folder_paths.safe_join(folder, subfolder)
         parent = os.path.dirname(folder_paths.safe_join(directory, name))

@@ -11,14 +11,12 @@ from aiohttp import web
 
 from gateway.files import disposition, user_file_response
 from gateway.openapi import EMPTY, TEXT, Parameter, file, one_of
-from gateway.stored_files import BadFileName, OutsideFolder, locate, remove
+from gateway.stored_files import HASH_PREFIX, BadFileName, OutsideFolder, locate, remove
 from routes.answers import Refused, empty, file_error
 
 if TYPE_CHECKING:
     from routes import Table
     from server import PromptServer
-
-HASH_PREFIX = "blake3:"
 
 
 def find(query: Mapping[str, str]) -> tuple[str, int]:

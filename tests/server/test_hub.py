@@ -222,6 +222,21 @@ async def test_dead_peers_are_dropped_and_living_ones_kept(start, monkeypatch):
     await alive.close()
 
 
+async def test_logs_subscriptions_of_nobody_are_forgotten(running):
+    import logs
+
+    feed = running.server.log_feed
+    ws = await running.ws("me")
+    for client_id in ("me", *(f"nobody {number}" for number in range(50))):
+        body = {"clientId": client_id, "enabled": True}
+        assert (await running.request("PATCH", "/internal/logs/subscribe", json=body))[0] == 200
+    logs.buffer.write("a line\n")
+    logs.buffer.flush()
+    assert feed._clients == {"me"}
+    assert (await events(ws, "logs"))[-1]["data"]["entries"][-1]["m"] == "a line\n"
+    await ws.close()
+
+
 async def test_logs_subscription_ends_with_the_connection(running):
     import logs
 

@@ -85,7 +85,7 @@ async def test_uploading(planted, name):
     assert everything(planted.base) == before
 
 
-@pytest.mark.parametrize("subfolder", ["..", "../..", "/etc", "a/../../b", "C:\\x", "a\0b"])
+@pytest.mark.parametrize("subfolder", ["..", "../..", "/etc", "a/../../b", "C:\\x", "a\0b", "a\tb", "a\x7f"])
 async def test_uploading_into_a_subfolder(planted, subfolder):
     before = everything(planted.base)
     assert (await planted.upload("x.png", b"EVIL", subfolder=subfolder))[0] == 400

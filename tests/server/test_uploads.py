@@ -48,7 +48,11 @@ async def test_image_as_a_text_field(running):
     assert (await running.post("/upload/image", data=form))[0] == 400
 
 
-@pytest.mark.parametrize("name", ["n" * 300, "\u00fc" * 200, "no-such-folder/x.png", "con\ntrol.png", "a..png"])
+NO_NAMES = ["n" * 300, "\u00fc" * 200, "no-such-folder/x.png", "con\ntrol.png", "a..png"]
+MEANS_ANOTHER = ["x.png [temp]", "x [output]", "a [input]", "blake3:00.png"]  # to /view and the loaders
+
+
+@pytest.mark.parametrize("name", NO_NAMES + MEANS_ANOTHER)
 async def test_names_that_cannot_be_used(running, name):
     status, answer, _ = await running.upload(name, b"1")
     assert status == 400 and list(answer) == ["error"]
