@@ -61,6 +61,7 @@ class PromptServer:
         self.run_times = RunTimes()
         self.watchdog: Any = None  # the workers.watchdog.Watchdog; set by main
         self.retry_after: int | None = None  # set once prompts are refused because the server stops: seconds
+        self.address, self.port = args.listen.split(",")[0], args.port  # the first that is listened on
         self.number = 0  # the queue position of the next prompt without one of its own
         # The run in progress; written by the worker.
         self.client_id: str | None = None
@@ -294,6 +295,8 @@ class PromptServer:
             for listener in site._server.sockets:  # aiohttp has no other way to them, nor asyncio to what they wrap
                 forks.keep_from_children(listener._sock)
             bound = self._runner.addresses[-1][1]  # the system's choice for port 0
+            if (address, port) == addresses[0]:
+                self.address, self.port = address, bound
             if call_on_start is not None:
                 call_on_start("https" if context else "http", address, bound)
 

@@ -11,6 +11,7 @@ import torch
 
 from comfy.acceleration import apply_flags, supports_fp8_compute
 from comfy.cli_args import args
+from comfy.device_memory import MB
 from comfy.devices import (
     FLOAT8_DTYPES,
     INFERENCE_DTYPES,
@@ -91,6 +92,7 @@ from comfy.loaded_models import (
     unload_model,
     unload_model_and_clones,
 )
+from comfy.system_memory import system_memory
 
 __all__ = [
     "DISABLE_SMART_MEMORY",
@@ -202,6 +204,16 @@ def cast_to_device(
 ) -> torch.Tensor:
     """`tensor` on a device in a dtype."""
     return cast_to(tensor, dtype, device, non_blocking=device_supports_non_blocking(device), copy=copy)
+
+
+def __getattr__(name: str) -> float:
+    """`total_vram` and `total_ram`, in MB, which packs show or choose a size by; asked for when they are looked at, as
+    a device is not to be started by an import."""
+    if name == "total_vram":
+        return get_total_memory(get_torch_device()) / MB
+    if name == "total_ram":
+        return system_memory().total / MB
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 apply_flags()

@@ -144,3 +144,7 @@ async def test_handlers_of_packs_do_not_end_the_server(start, error):
     assert (await running.get("/pack/exit"))[0] == 500
     prompt = {"1": {"class_type": "Text", "inputs": {"text": "x"}}}
     assert (await running.post("/prompt", json={"prompt": prompt}))[0] == 200
+
+
+async def test_packs_can_tell_where_the_server_listens(running):
+    assert running.url == f"http://{running.server.address}:{running.server.port}"

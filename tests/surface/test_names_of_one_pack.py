@@ -172,3 +172,11 @@ def test_a_patcher_and_layers_of_a_pack(tiny_checkpoint, tmp_path):
     other.add_patches({key: (torch.ones_like(model.model_state_dict()[key]),)}, 0.5)
     assert not torch.allclose(sampled(other, clip), expected, atol=1e-4) and patched == [key]
     assert torch.allclose(sampled(model, clip), expected, atol=1e-4)
+
+
+def test_figures_of_the_machine():
+    import comfy.model_management as management
+
+    assert 100 < management.total_ram < 10**8 and 100 < management.total_vram < 10**8  # MB
+    with pytest.raises(AttributeError, match="no_such_name"):
+        management.no_such_name  # noqa: B018
