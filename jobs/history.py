@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
@@ -10,7 +11,8 @@ from typing import Any
 
 from comfy_execution import jsonbytes
 from comfy_execution.history import HistoryEntry, joined
-from jobs.store import JobStore, Payload
+from comfy_execution.prompt_queue import QueueEntry
+from jobs.store import JobStore, Payload, StoreUnavailable
 from jobs.writer import Writer
 
 RECENT_ENTRIES = 128  # how many of the newest stay in memory
@@ -173,8 +175,23 @@ class StoredHistory(MutableMapping[str, HistoryEntry]):
 
 
 def entry_of(payload: Payload) -> HistoryEntry:
-    """The history entry of a stored job that has a result."""
+    """The history entry of a stored job that has a result. Raises StoreUnavailable if the file is damaged there."""
     result = payload.result or b"{}"
-    entry = HistoryEntry({"prompt": jsonbytes.decode(payload.entry), **jsonbytes.decode(result)})
+    with _told(payload):
+        entry = HistoryEntry({"prompt": jsonbytes.decode(payload.entry), **jsonbytes.decode(result)})
     entry.prompt_json, entry._json = payload.entry, joined(payload.entry, result)
     return entry
+
+
+def queue_entry_of(payload: Payload) -> QueueEntry:
+    """The queue entry of a stored job. Raises StoreUnavailable if the file is damaged there."""
+    with _told(payload):
+        return QueueEntry.restored(payload.entry)
+
+
+@contextlib.contextmanager
+def _told(payload: Payload) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        raise StoreUnavailable(f"what is stored of job {payload.id} is damaged: {error}") from error

@@ -7,6 +7,7 @@ each make a new attempt: what ran is put back, and what has ended is queued once
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import threading
@@ -22,7 +23,7 @@ from comfy_execution.outcomes import INTERRUPTED, Actor, Outcome, outcome_of
 from comfy_execution.prompt_queue import PromptQueue, QueueEntry
 from jobs import cards
 from jobs.fallback import FallbackStore
-from jobs.history import StoredHistory, entry_of
+from jobs.history import StoredHistory, entry_of, queue_entry_of
 from jobs.job import IN_QUEUE, PUT_BACK, Attempt, Job
 from jobs.retention import Retention
 from jobs.salvage import salvage
@@ -312,7 +313,7 @@ class Ledger:
             return None
         self._writer.settle()
         payload = self.store.payloads([prompt_id]).get(prompt_id)
-        return None if payload is None else QueueEntry.restored(payload.entry)
+        return None if payload is None else queue_entry_of(payload)
 
     def page(self, query: Query) -> list[Row]:
         """Jobs as listings show them. Reads the disk."""
@@ -335,19 +336,24 @@ class Ledger:
             return None
         if job.is_over and payload.result is not None:
             return cards.detailed(job, entry_of(payload))
-        return cards.queued(job, QueueEntry.restored(payload.entry), full or job.is_over)
+        return cards.queued(job, queue_entry_of(payload), full or job.is_over)
 
     def ended_of(self, client_id: str, count: int) -> list[tuple[Row, Mapping[str, Any] | None]]:
         """A client's newest jobs that have ended, oldest of them first, and their history entries: None for those that
         were cancelled while they waited. Reads the disk."""
         ended = (jobs.COMPLETED, jobs.FAILED, jobs.CANCELLED)
         rows = self.page(Query(ended, client_id=client_id, limit=count))
-        return [(row, self.history.get(row.id)) for row in reversed(rows)]
+        found = []
+        for row in reversed(rows):
+            with contextlib.suppress(StoreUnavailable):  # one that is damaged
+                found.append((row, self.history.get(row.id)))
+        return found
 
     def next_number(self) -> int:
         """Where the server's count goes on: above all numbers that came from it."""
         try:
-            last = max(-1 if n is None else n for n in (self.store.last_counter(), self.store.recall(_COUNTER)))
+            known = (self.store.last_counter(), self.store.recall(_COUNTER))
+            last = max((number for number in known if isinstance(number, int)), default=-1)
         except StoreUnavailable as error:
             self.give_up(str(error))
             last = -1

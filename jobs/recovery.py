@@ -8,10 +8,11 @@ import time
 from typing import Any
 
 from comfy_execution import jobs
-from comfy_execution.outcomes import INTERRUPTED, VALIDATION_ERROR, WORKER_DIED, Actor, Outcome
+from comfy_execution.outcomes import INTERRUPTED, SHUTDOWN, VALIDATION_ERROR, WORKER_DIED, Actor, Outcome
 from comfy_execution.prompt_queue import ExecutionStatus, PromptQueue, QueueEntry
 from jobs.job import DIED, PUT_BACK, Job
 from jobs.ledger import Ledger
+from jobs.retry import RetryRule, rule_of
 from jobs.store import StoreUnavailable
 
 log = logging.getLogger(__name__)
@@ -80,13 +81,29 @@ def _read(ledger: Ledger) -> tuple[list[tuple[Job, QueueEntry]], list[tuple[Job,
             fatal.append((job, entry, INTERRUPTED, _STOPPED))
             continue
         # What somebody retried by hand, deaths or not, and has not run since, is run.
-        parked = lost and deaths(job) > DEATHS_ALLOWED
-        ledger.restored(job, entry, lost and not parked)
-        if parked:
-            fatal.append((job, entry, WORKER_DIED, f"the server died while this job ran, {deaths(job)} times"))
+        end = _why_not_again(job, entry) if lost else None
+        ledger.restored(job, entry, lost and end is None)
+        if end is not None:
+            fatal.append((job, entry, WORKER_DIED, end))
         else:
             waiting.append((job, entry))
     return waiting, fatal
+
+
+def _why_not_again(job: Job, entry: QueueEntry) -> str | None:
+    """Why a job is not to run again that ran when the process ended: in a sentence; None if it is."""
+    if deaths(job) > DEATHS_ALLOWED:
+        return f"the server died while this job ran, {deaths(job)} times"
+    if entry.extra_data.get("retry") is None:
+        return None  # the server's own rule is for workers that die in it; a crash need not be the job's fault
+    try:
+        rule = rule_of(entry.extra_data["retry"], RetryRule())
+    except ValueError:  # put into the queue by other means than POST /prompt
+        return None
+    tried = sum(cause != SHUTDOWN for cause in _causes(job))
+    if WORKER_DIED in rule.causes and tried < rule.max_attempts:
+        return None
+    return "the server died while this job ran, and the job asks for no further attempt"
 
 
 def _sound(entry: QueueEntry, prompt_id: str) -> QueueEntry:

@@ -51,7 +51,7 @@ def _guarded(method: Callable[..., T]) -> Callable[..., T]:
     def call(self: SqliteStore, *arguments: Any) -> T:
         try:
             return method(self, *arguments)
-        except (sqlite3.Error, OSError) as error:
+        except (sqlite3.Error, OSError, UnicodeDecodeError) as error:  # the last: names in a damaged file
             if isinstance(error, _OUR_FAULT) and "closed" not in str(error):
                 raise
             raise StoreUnavailable(f"the job store {self.name} does not work: {error}") from error
@@ -95,8 +95,7 @@ class SqliteStore:
         schema.migrate(self._writer, self._path)
         with self._transaction() as connection:  # finds out now whether it can be written
             connection.execute("INSERT OR REPLACE INTO meta VALUES ('opened', datetime('now'))")
-        stored = self._writer.execute("SELECT value FROM meta WHERE key = 'counts'").fetchone()
-        self._counts = Counter(orjson.loads(stored[0]) if stored else {})
+        self._counts = self._stored_counts()
         self._kept = self._writer.execute("SELECT ifnull(max(kept), 0) FROM jobs WHERE kept IS NOT NULL").fetchone()[0]
         if self.persistent:
             self._files = {path: os.stat(path) for path in (self._path, self._path + "-wal")}
@@ -105,6 +104,7 @@ class SqliteStore:
         connection = sqlite3.connect(
             self._path, timeout=_LOCKED_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=64
         )
+        connection.text_factory = _readable
         try:
             connection.execute("PRAGMA page_size = 8192")  # fewer pages per prompt; has a meaning for new files only
             if self.persistent:
@@ -195,6 +195,17 @@ class SqliteStore:
             except BaseException:
                 self._counts, self._kept = counts, kept
                 raise
+
+    def _stored_counts(self) -> Counter[str]:
+        """What `_store_counts` has stored; counted if that is missing or damaged."""
+        found = self._writer.execute("SELECT value FROM meta WHERE key = 'counts'").fetchone()
+        try:
+            counts = orjson.loads(found[0]) if found else None
+        except (ValueError, TypeError):
+            counts = None
+        if not isinstance(counts, dict) or not all(type(count) is int for count in counts.values()):
+            counts = dict(self._writer.execute("SELECT state, count(*) FROM jobs GROUP BY state").fetchall())
+        return Counter(counts)
 
     def _store_counts(self, connection: sqlite3.Connection) -> None:
         """Counting a million jobs at the next start would take seconds."""
@@ -400,6 +411,11 @@ class SqliteStore:
                 connection.close()
         if self._file_lock is not None:
             self._file_lock.release()
+
+
+def _readable(text: bytes) -> str:
+    """Text of the file. Where that is damaged, one job must not keep all others from being read."""
+    return text.decode("utf-8", "replace")
 
 
 def _text(value: str) -> str:

@@ -27,7 +27,7 @@ def digest_of(body: Any, sensitive: Collection[str]) -> bytes:
     extra_data = body.get("extra_data")
     if isinstance(extra_data, dict):
         kept = {key: value for key, value in extra_data.items() if key not in (*sensitive, "create_time")}
-        body = {**body, "extra_data": kept}
+        body = {**body, "extra_data": kept} if kept else {key: body[key] for key in body if key != "extra_data"}
     try:
         encoded = orjson.dumps(body, option=_OPTIONS)
     except (TypeError, ValueError, RecursionError):  # numbers beyond 64 bits, lone surrogates

@@ -119,6 +119,42 @@ def test_a_file_that_is_damaged_somewhere(tmp_path, part):
     ledger.close()
 
 
+@pytest.mark.parametrize(
+    "damage, states",
+    [
+        ("UPDATE payloads SET entry = x'de', result = x'de' WHERE seq = 2", {"a": "completed", "b": None}),
+        ("UPDATE payloads SET result = '[5' WHERE seq = 2", {"a": "completed", "b": None}),
+        ("UPDATE jobs SET detail = cast(x'de' AS TEXT), client_id = 'c' WHERE seq = 2", {"b": "completed"}),
+        ("INSERT OR REPLACE INTO meta VALUES ('remembered counter', 'x')", {"a": "completed", "b": "completed"}),
+    ],
+)
+def test_what_is_damaged_of_one_job_is_no_matter_of_others(tmp_path, damage, states):
+    path = f"sqlite:///{tmp_path}/x.db"
+    for start in range(2):
+        ledger = open_ledger(arguments(path))
+        queue = PromptQueue(types.SimpleNamespace(queue_updated=lambda: None, send_sync=lambda *event: None))
+        ledger.attach(queue)
+        if start == 0:
+            for prompt_id in "ab":
+                queue.put((1, prompt_id, {}, {"client_id": "c"}, ["1"]))
+                queue.finish(queue.get(0)[1], {"outputs": {}}, ("success", True, []))
+            ledger.close()
+            with sqlite3.connect(tmp_path / "x.jobs.db") as connection:
+                connection.execute(damage)
+    assert ledger.next_number() == 0 and recover(ledger, queue) == 0
+    assert len(ledger.page(Query(STATES))) == 2 and ledger.health()["state"] == "ok"
+    for prompt_id, state in states.items():
+        if state is None:
+            for look in (ledger.shown, queue.history.get):
+                with pytest.raises(StoreUnavailable, match=f"job {prompt_id} is damaged"):
+                    look(prompt_id)
+        else:
+            assert ledger.shown(prompt_id)["status"] == state
+    ended = [row.id for row, _ in ledger.ended_of("c", 10)]
+    assert ended == [prompt_id for prompt_id in "ab" if states.get(prompt_id, "completed")]
+    ledger.close()
+
+
 # Rights mean nothing to root, as which tests may run: a process of its own gives its rights up and tries.
 WITHOUT_RIGHTS = """
 import json, os, sys, types

@@ -3,6 +3,7 @@
 import base64
 import json
 import random
+import sqlite3
 from dataclasses import replace
 
 import pytest
@@ -192,6 +193,18 @@ def test_counts_survive_a_restart(history, live):
     counts["pending"] += counts.pop("in_progress", 0)
     again.ledger.settle()
     assert again.ledger.store.counts() == counts
+
+
+@pytest.mark.parametrize("value", ["NULL", "'{'", "'[]'", "x'ff'", "'{\"completed\": null}'"])
+def test_counts_that_are_damaged_or_missing_are_made_anew(live, path, value):
+    life = live()
+    for prompt_id in "ab":
+        life.run(prompt_id)
+    life.put("c")
+    life.stop()
+    with sqlite3.connect(path) as connection:
+        connection.execute(f"UPDATE meta SET value = {value} WHERE key = 'counts'")
+    assert live().ledger.store.counts() == {"completed": 2, "pending": 1}
 
 
 def test_listed_jobs_tell_their_attempts_where_there_is_something_to_tell(live):

@@ -95,6 +95,39 @@ def test_a_parked_job_that_is_retried_by_hand_waits_through_restarts(live):
 
 
 @pytest.mark.parametrize(
+    "retry, waits",
+    [
+        (None, True),
+        (2, True),
+        ({"on": ["worker_died"]}, True),
+        (False, False),
+        (1, False),
+        ({"on": ["timeout"]}, False),
+    ],
+)
+def test_a_job_says_itself_whether_it_outlives_the_server(live, retry, waits):
+    life = live()
+    life.put("a", retry=retry)
+    life.take()
+    life.crash()
+    life = live()
+    assert life.waiting() == ["a"] * waits
+    if not waits:
+        job = life.ledger.find("a")
+        assert (job.state, job.reason) == ("failed", "worker_died") and "no further attempt" in job.detail
+
+
+def test_a_clean_stop_takes_no_attempt_away(live):
+    life = live()
+    life.put("a", retry=2)
+    for reason in (SHUTDOWN, SHUTDOWN, TIMEOUT):
+        life.queue.put_back(life.take()[1], reason)
+    life.take()
+    life.crash()
+    assert live().ledger.find("a").detail.endswith("asks for no further attempt")
+
+
+@pytest.mark.parametrize(
     "damage",
     [
         *("UPDATE payloads SET entry = x'5b22' WHERE seq = 2", "DELETE FROM payloads WHERE seq = 2"),

@@ -65,6 +65,14 @@ async def test_secrets_and_times_do_not_make_another_body(running):
     assert len(running.server.prompt_queue.queue) == 1
 
 
+async def test_extra_data_of_nothing_else_is_none(running):
+    ident = str(uuid.uuid4())
+    for extra in ({"api_key_comfy_org": "one", "create_time": 5}, {}, None):
+        given = {} if extra is None else {"extra_data": extra}
+        assert (await running.post("/prompt", data=body(ident, **given)))[0] == 200
+    assert len(running.server.prompt_queue.queue) == 1
+
+
 async def test_many_at_once_are_one_job(running):
     ident = str(uuid.uuid4())
     answers = await asyncio.gather(*(running.post("/prompt", data=body(ident)) for _ in range(20)))
