@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import logging
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -390,8 +391,15 @@ def load_assigned(module: nn.Module, sd: Mapping[str, Tensor], name: str, assign
         shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
         raise WeightsMismatch(f"{name}: the file lacks {shown}")
     if unexpected:
-        log.info("%s: %d tensors of the file are not used, such as %s", name, len(unexpected), unexpected[0])
+        # Of other numbers, but named as the module's own are: the file has a gap, or blocks that nothing runs.
+        own = {_NUMBER.sub(".#.", key) for key in sd.keys() - set(unexpected)}
+        odd = [key for key in unexpected if _NUMBER.sub(".#.", key) in own]
+        level, shown = (logging.WARNING, odd) if odd else (logging.INFO, unexpected)
+        log.log(level, "%s: %d tensors of the file are not used, such as %s", name, len(unexpected), shown[0])
     return unexpected
+
+
+_NUMBER = re.compile(r"\.\d+\.")
 
 
 def __getattr__(name: str) -> Any:

@@ -97,6 +97,36 @@ def test_half_a_unet_is_told(tmp_path):
         comfy.sd.load_diffusion_model(str(tmp_path / "half.safetensors"))
 
 
+GAPS = {
+    "diffusion model flux_dev": "single_blocks.1.",
+    "diffusion model pixart_sigma": "blocks.1.",
+    "text encoder CLIP": "encoder.layers.2.",
+}
+
+
+@pytest.mark.parametrize("kind", GAPS)
+def test_blocks_behind_a_gap_are_told(tmp_path, caplog, kind):
+    """The first ones alone make a network, which is not what the file was to be."""
+    tensors, load = KINDS[kind]
+    last = GAPS[kind]
+    behind = last.replace("1.", "7.").replace("2.", "7.")
+    own = {k.replace(last, behind) if last in k else k: v.contiguous() for k, v in tensors().items()}
+    save_file(own, tmp_path / "gap.safetensors")
+    load(str(tmp_path / "gap.safetensors"))
+    told = next(r for r in caplog.records if "tensors of the file are not used" in r.message)
+    assert told.levelname == "WARNING" and behind in told.message
+
+
+def test_what_is_of_no_use_is_no_warning(tmp_path, caplog):
+    """Autoencoders are published with what trained them."""
+    caplog.set_level("INFO")
+    extra = {"loss.logvar": torch.zeros(1), "loss.discriminator.main.0.weight": torch.zeros(2, 2)}
+    save_file({**Golden("vae_kl4").module_weights("first_stage_model."), **extra}, tmp_path / "vae.safetensors")
+    comfy.sd.load_vae(str(tmp_path / "vae.safetensors"))
+    told = next(r for r in caplog.records if "tensors of the file are not used" in r.message)
+    assert told.levelname == "INFO"
+
+
 def test_memory_that_runs_out_is_not_the_files_fault(tmp_path, monkeypatch):
     def full(*args, **kwargs):
         raise torch.OutOfMemoryError("no room")
