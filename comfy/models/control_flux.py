@@ -19,6 +19,7 @@ import comfy.ops
 from comfy.models.dit import pad_to_patch_size, patchify
 from comfy.models.flux import Flux, FluxConfig
 from comfy.models.rope import rope_table
+from comfy.models.union import check_kinds
 
 MODEL_DOUBLE_BLOCKS, MODEL_SINGLE_BLOCKS = 19, 38
 PIXEL_CHANNELS = 16
@@ -26,10 +27,6 @@ PIXEL_CHANNELS = 16
 # Kernel and stride of the convolutions from pixels to the latent's size.
 XLABS_PLAN = ((3, 1), (3, 1), (3, 2), (3, 1), (3, 2), (3, 1), (3, 2), (3, 1))
 MISTOLINE_PLAN = ((3, 1), (1, 1), (3, 1), (3, 2), (3, 1), (3, 2), (3, 1), (3, 2), (1, 1), (3, 1))
-
-
-class UnknownUnionType(ValueError):
-    """A union net was told a kind of picture it does not have."""
 
 
 class _ActivatedLinear(nn.Module):
@@ -148,11 +145,7 @@ class ControlNetFlux(Flux):
 
     def _kinds(self, control_type: Sequence[int], like: Tensor) -> Tensor:
         """A token per kind of picture [batch, kinds, width]."""
-        if max(control_type) >= self.union_types:
-            raise UnknownUnionType(
-                f"this union control net knows {self.union_types} kinds of pictures, numbered from 0; "
-                f"kind {max(control_type)} was asked for"
-            )
+        check_kinds(control_type, self.union_types)
         kinds = torch.tensor(list(control_type), device=like.device)
         return self.controlnet_mode_embedder(kinds).to(like.dtype).expand(like.shape[0], -1, -1)
 

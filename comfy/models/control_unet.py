@@ -20,6 +20,7 @@ from comfy.models.unet import (
     forward_timestep_embed,
     timestep_embedding,
 )
+from comfy.models.union import check_kinds
 
 # Channels of the layers that bring the picture down to an eighth of its size.
 HINT_CHANNELS = (16, 32, 96, 256)
@@ -70,7 +71,9 @@ class ControlNetUNet(UNetEncoder):
     ) -> dict[str, list[Tensor]]:
         """x: [batch, in_channels, h, w], scaled as for the UNet; hint: [batch, hint_channels, 8h, 8w] in 0..1.
         Returns {"output": one tensor per input block, "middle": one}. control_type: for union nets, which kinds the
-        picture is of."""
+        picture is of. Raises UnknownUnionType."""
+        if self.num_control_type:
+            check_kinds(control_type, self.num_control_type)
         emb = self.embed(timesteps, x.dtype)
         if self.num_control_type and control_type:
             emb = emb + self.control_add_embedding(control_type, emb)

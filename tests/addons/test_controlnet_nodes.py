@@ -10,6 +10,7 @@ import folder_paths
 import nodes
 from comfy.controlnet import ControlBase, MissingVAE, broadcast_image_to, load_controlnet_state_dict
 from comfy.controlnet_files import UnknownControlError
+from comfy.models.union import UnknownUnionType
 from comfy.weights import WeightsFileError
 from nodes.controlnet import ControlNetInpaintingAliMamaApply, SetUnionControlNetType
 from tests.addons.recorded_addons import ADDONS, host, recorded, weights
@@ -175,3 +176,6 @@ def test_union_net_depends_on_the_kind():
     context, timesteps = torch.randn(1, 5, 24, generator=generator), torch.tensor([500.0])
     outputs = [control(x, hint, timesteps, context, control_type=kind)["output"][0] for kind in ([], [0], [1])]
     assert (outputs[0] - outputs[1]).abs().max() > 1e-3 and (outputs[1] - outputs[2]).abs().max() > 1e-3
+    # The larger net of the same makers has two more.
+    with pytest.raises(UnknownUnionType, match=r"6 kinds.*kind 7"):
+        control(x, hint, timesteps, context, control_type=[7])

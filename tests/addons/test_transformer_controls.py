@@ -14,8 +14,9 @@ from comfy.controlnet import ControlNet, MissingVAE, encoded_pictures, load_cont
 from comfy.controlnet_files import UnknownControlError, load_controlnet
 from comfy.controlnet_transformers import edges_as_trained
 from comfy.models import flux, mmdit
-from comfy.models.control_flux import UnknownUnionType, spread_over
+from comfy.models.control_flux import spread_over
 from comfy.models.diffusers_layout import flux_config, renamed_for
+from comfy.models.union import UnknownUnionType
 from tests.addons.recorded_addons import host
 from tests.addons.transformer_controls import FILE, NETS, SIZE, drawn, inputs, random
 from tests.networks.golden import LIMIT, error
