@@ -26,7 +26,7 @@ def test_passes(cuda, test):
 @pytest.mark.parametrize("share", [0.0, 0.5])
 def test_streaming_gives_the_same_results(cuda, monkeypatch, share):
     gpu_tests.test_streaming_gives_the_same_results(DEVICE, monkeypatch, share, torch.bfloat16)
-    assert ledger_of(DEVICE).counters.streamed > 100
+    assert ledger_of(DEVICE).counters.streamed > 50
 
 
 def test_a_step_reads_nothing(cuda):
