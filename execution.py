@@ -10,7 +10,8 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from typing import Any
 
 from comfy.interrupt import (
@@ -217,6 +218,7 @@ class PromptExecutor:
             self._new_registry,
             strict=args.strict_cache,
             rescue=_Rescue(),
+            hooks=_PackHooks(self),
         )
         _start_measuring_memory()
         self.server.run_outputs = (prompt_id, run.ui_outputs)
@@ -419,10 +421,14 @@ async def _async_map_node_over_list(
 ) -> list[Any]:
     """Call a method of a node once per list item, as the engine does; for packs that do the same on their own.
 
+    A pack may put a function of its own in its place: then that makes the calls of each node of a run.
+
     Returns:
-        What each call returned; coroutines are waited for.
+        What each call returned; coroutines are waited for, except where a run calls this: it gets tasks.
     """
     is_list = bool(getattr(obj, "INPUT_IS_LIST", False))
+    leave_tasks = _run_waits.get()
+    _run_waits.set(False)  # not for nodes that call this themselves
 
     def before_call(index: int) -> None:
         if allow_interrupt:
@@ -439,9 +445,67 @@ async def _async_map_node_over_list(
         blocked=execution_block_cb or (lambda blocker: blocker),
         before_call=before_call,
     )
+    if leave_tasks:
+        return results
     while tasks := calling.tasks_of(results):
         await asyncio.wait(tasks)
     return calling.finished(results)
+
+
+_own_map = _async_map_node_over_list
+_run_waits: ContextVar[bool] = ContextVar("run_waits", default=False)  # whether a run waits for coroutines itself
+
+
+async def execute(
+    server: Any,
+    dynprompt: Any,
+    caches: Any,
+    current_item: str,
+    extra_data: dict[str, Any],
+    executed: set[str],
+    prompt_id: str,
+    execution_list: Any,
+    pending_subgraph_results: dict[str, Any],
+    pending_async_nodes: dict[str, Any],
+    ui_outputs: dict[str, Any],
+) -> None:
+    """Go on with a node of a run, which is `execution_list`. Packs put a function around it, to be told of each node
+    that is taken up; of what it is given, the two `pending` are always empty here."""
+    await execution_list.take_up(current_item)
+
+
+class _PackHooks:
+    """Looks up, at each node, what packs have made of this module's functions."""
+
+    def __init__(self, executor: PromptExecutor) -> None:
+        self._executor = executor
+
+    def step(self, run: Run, node_id: str) -> Awaitable[None]:
+        executor = self._executor
+        return execute(
+            executor.server,
+            run.prompt,
+            executor.caches,
+            node_id,
+            run.extra_data,
+            run.executed,
+            run.prompt_id,
+            run,
+            {},
+            {},
+            run.ui_outputs,
+        )
+
+    def mapping(self) -> Callable[..., Awaitable[list[Any]]] | None:
+        return None if _async_map_node_over_list is _own_map else self._map
+
+    @staticmethod
+    async def _map(*args: Any, **kwargs: Any) -> list[Any]:
+        token = _run_waits.set(True)
+        try:
+            return await _async_map_node_over_list(*args, **kwargs)
+        finally:
+            _run_waits.reset(token)
 
 
 class _Rescue:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Awaitable, Callable, Container, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Protocol
@@ -66,6 +66,18 @@ class Rescue(Protocol):
 
     def make_room(self) -> None:
         """Free what can be freed."""
+
+
+class Hooks(Protocol):
+    """Functions that packs put in the place of the engine's own, to see what nodes are given and what they return."""
+
+    def step(self, run: Run, node_id: str) -> Awaitable[None]:
+        """Go on with a node: in the end `run.take_up(node_id)`."""
+
+    def mapping(self) -> Callable[..., Awaitable[list[Any]]] | None:
+        """What makes the calls of a node instead of `calling.start_calls`, if anything does. It gets the prompt's id,
+        the node's, the object, the lists of inputs, the name of the method and the callbacks of
+        `execution._async_map_node_over_list`, and returns what each call returned, or a task."""
 
 
 class Outcome(Enum):
@@ -129,6 +141,7 @@ class Run:
         extra_data: the prompt's extra data, secrets included.
         strict: nodes get copies of tensors, and changes to them are reported (see `comfy_execution.strict`).
         rescue: asked when a node runs out of memory; None: such a node simply fails.
+        hooks: what packs have put around each node; None: nothing.
     """
 
     def __init__(
@@ -143,6 +156,7 @@ class Run:
         registry_for: Any,
         strict: bool = False,
         rescue: Rescue | None = None,
+        hooks: Hooks | None = None,
     ) -> None:
         self.prompt_id = prompt_id
         self.prompt = DynamicPrompt(prompt)
@@ -153,6 +167,7 @@ class Run:
         self.announcer = announcer
         self.strict = strict
         self.rescue = rescue
+        self.hooks = hooks
         self._rescued: set[str] = set()  # nodes that have had their second try
         self.progress: ProgressRegistry = registry_for(prompt_id, self.prompt)
         self.book = FactsBook(running=True)
@@ -197,8 +212,10 @@ class Run:
                 if entry is not None:
                     self._report_cached(node_id, entry)
                     self.schedule.complete(node_id)
+                elif self.hooks is not None:
+                    await self.hooks.step(self, node_id)
                 else:
-                    await self._take_up(node_id)
+                    await self.take_up(node_id)
                 if self.schedule.waiting_outside:
                     await asyncio.sleep(0)  # coroutines advance between plain nodes
         finally:
@@ -265,7 +282,8 @@ class Run:
             return None
         return self.results.get(node_id)
 
-    async def _take_up(self, node_id: str) -> None:
+    async def take_up(self, node_id: str) -> None:
+        """Go on with a node as far as it goes now."""
         outcome = await self._process(node_id)
         if outcome is Outcome.DONE:
             self.schedule.complete(node_id)
@@ -315,7 +333,11 @@ class Run:
             instance = self._instance(node_id, facts, arguments)
             if facts.has_lazy_check and await self._ask_lazy(node_id, facts, instance, arguments):
                 return Outcome.WAITING
-            calls = self._call(node_id, facts, instance, arguments)
+            mapping = None if self.hooks is None or arguments.spec.dynamic_roots else self.hooks.mapping()
+            if mapping is None:
+                calls = self._call(node_id, facts, instance, arguments)
+            else:
+                calls = await self._call_through(mapping, node_id, facts, instance, arguments)
             calls.guard = guard
             if calling.tasks_of(calls.results):
                 await asyncio.sleep(0)  # a coroutine that does not wait ends here
@@ -372,6 +394,42 @@ class Run:
         return calls
 
     def _call(self, node_id: str, facts: NodeFacts, instance: Any, arguments: Arguments) -> _Calls:
+        started = time.perf_counter()
+        results = calling.start_calls(
+            getattr(instance, facts.function_name),
+            self._keyword_arguments(facts, arguments),
+            prompt_id=self.prompt_id,
+            node_id=node_id,
+            input_is_list=facts.input_is_list,
+            blocked=self._when_blocked(node_id, facts),
+            before_call=self._before_call,
+        )
+        return _Calls(results, arguments, started)
+
+    async def _call_through(
+        self,
+        mapping: Callable[..., Awaitable[list[Any]]],
+        node_id: str,
+        facts: NodeFacts,
+        instance: Any,
+        arguments: Arguments,
+    ) -> _Calls:
+        """As `_call`, by what a pack has put in its place."""
+        started = time.perf_counter()
+        results = await mapping(
+            self.prompt_id,
+            node_id,
+            instance,
+            arguments.data,
+            facts.function_name,
+            allow_interrupt=True,
+            execution_block_cb=self._when_blocked(node_id, facts),
+            pre_execute_cb=self._before_call,
+        )
+        return _Calls(list(results), arguments, started)
+
+    def _when_blocked(self, node_id: str, facts: NodeFacts) -> Callable[[ExecutionBlocker], ExecutionBlocker]:
+        """What a node's calls are answered with that are not made; each message is reported once."""
         reported: set[str] = set()
 
         def blocked(blocker: ExecutionBlocker) -> ExecutionBlocker:
@@ -380,17 +438,7 @@ class Run:
                 self._report_blocked(node_id, facts, blocker.message)
             return ExecutionBlocker(None)
 
-        started = time.perf_counter()
-        results = calling.start_calls(
-            getattr(instance, facts.function_name),
-            self._keyword_arguments(facts, arguments),
-            prompt_id=self.prompt_id,
-            node_id=node_id,
-            input_is_list=facts.input_is_list,
-            blocked=blocked,
-            before_call=self._before_call,
-        )
-        return _Calls(results, arguments, started)
+        return blocked
 
     def _set_aside(self, node_id: str, calls: _Calls) -> None:
         """Leave a node to its coroutines; it comes back when all have ended, or the first has failed."""

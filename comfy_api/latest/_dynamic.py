@@ -299,7 +299,11 @@ class MatchType(ComfyTypeIO):
 
 @comfytype(io_type="COMFY_DYNAMICSLOT_V3")
 class DynamicSlot(ComfyTypeI):
-    """A socket that brings inputs along once something is sent to it. It is always optional."""
+    """A socket that brings inputs along once something is sent to it. It is always optional.
+
+    `io` does not export it, no node of the reference uses it, and the front end (1.49.6) does not know the type: it draws
+    a socket and reads none of the keys below, whose names are therefore nobody's but ours.
+    """
 
     Type = dict
 

@@ -62,3 +62,55 @@ def test_names():
         "completed": True,
         "messages": [],
     }
+
+
+def test_what_nodes_are_given_and_return_can_be_watched(make_runner, classes, monkeypatch):
+    """As Lora Manager does it: functions around `execute` and `_async_map_node_over_list`."""
+
+    @node({"value": ("*", {}), "seconds": ("FLOAT", {})}, ["*"])
+    class Later:
+        log: list = []
+
+        async def run(self, value, seconds):
+            Later.log.append(("start", value))
+            await asyncio.sleep(seconds)
+            Later.log.append(("end", value))
+            return (value,)
+
+    classes["Later"] = Later
+    steps, calls = [], []
+    step, mapping = execution.execute, execution._async_map_node_over_list
+
+    async def watched_step(*args):
+        steps.append((args[3], args[6], args[1].get_node(args[3])["class_type"]))
+        return await step(*args)
+
+    async def watched(prompt_id, unique_id, obj, input_data_all, func, *args, **kwargs):
+        assert func == obj.FUNCTION
+        results = await mapping(prompt_id, unique_id, obj, input_data_all, func, *args, **kwargs)
+        calls.append((prompt_id, unique_id, type(obj).__name__, input_data_all, len(results)))
+        return results
+
+    monkeypatch.setattr(execution, "execute", watched_step)
+    monkeypatch.setattr(execution, "_async_map_node_over_list", watched)
+    runner = make_runner(execution.CacheType.CLASSIC)
+    prompt = {
+        "a": n("Later", value=1, seconds=0.2),
+        "b": n("Later", value=2, seconds=0.1),
+        "s": n("Add", a=("a", 0), b=("b", 0)),
+        "o": n("Show", value=("s", 0)),
+    }
+    assert runner.good(prompt)["o"]["value"] == ["3"]
+    assert [what for what, _ in Later.log] == ["start", "start", "end", "end"]  # they still overlap
+    assert ("o", "p1", "Show") in steps and {node_id for node_id, _, _ in steps} == set(prompt)
+    assert ("p1", "s", "Add", {"a": [1], "b": [2]}, 1) in calls and len(calls) == 4
+
+    async def broken(*args, **kwargs):
+        raise ValueError("of the pack")
+
+    for name in ("_async_map_node_over_list", "execute"):
+        with monkeypatch.context() as patch:
+            patch.setattr(execution, name, broken)
+            error = runner.bad({"i": n("Int", value=9), "o": n("Show", value=("i", 0))})
+            assert error["exception_type"] == "ValueError"
+    assert runner.good({"i": n("Int", value=11), "o": n("Show", value=("i", 0))})["o"]["value"] == ["11"]
