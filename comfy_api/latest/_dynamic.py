@@ -301,8 +301,8 @@ class MatchType(ComfyTypeIO):
 class DynamicSlot(ComfyTypeI):
     """A socket that brings inputs along once something is sent to it. It is always optional.
 
-    `io` does not export it, no node of the reference uses it, and the front end (1.49.6) does not know the type: it draws
-    a socket and reads none of the keys below, whose names are therefore nobody's but ours.
+    `io` does not export it, no node of the reference uses it, and the front end (1.49.6) does not know the type: it
+    reads none of the keys below, so their names are proven by nothing.
     """
 
     Type = dict
