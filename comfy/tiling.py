@@ -45,7 +45,7 @@ def tiled_scale(
     )
 
 
-@torch.inference_mode()
+@torch.no_grad()  # not inference mode: outside of it nobody could write to the result
 def tiled_scale_multidim(
     samples: Tensor,
     function: Callable[[Tensor], Tensor],
