@@ -361,6 +361,7 @@ class SimulatedCuda(TorchDispatchMode):
             self.used -= block[0]
 
 
+_LIBRARY = Path(torch.__file__).parent / "lib" / "libc10.so"
 _CUDA, _META = 1, 14  # of c10::DeviceType
 _simulation: SimulatedCuda | None = None
 # Of all simulations: what others keep of one, such as a table of frequencies, is there in the next.
@@ -403,10 +404,14 @@ def _inner(value: Any) -> Any:
     return torch.device("cpu") if isinstance(value, torch.device) and value.type == "cuda" else value
 
 
+def is_possible() -> bool:
+    """Whether torch is a build that can be given a device: one for Linux."""
+    return _LIBRARY.exists()
+
+
 def _install_device_guard() -> None:
     """Let torch switch to a CUDA device, which builds without CUDA cannot: it does what is done for "meta", nothing."""
-    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
-    guards = (ctypes.c_void_p * 32).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
+    guards = (ctypes.c_void_p * 32).in_dll(ctypes.CDLL(str(_LIBRARY)), "_ZN3c104impl26device_guard_impl_registryE")
     if guards[_CUDA] is None:
         guards[_CUDA] = guards[_META]
 

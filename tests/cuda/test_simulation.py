@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.cuda.simulation import DEVICE, SimulatedCuda
+from tests.cuda.simulation import DEVICE
 
 
 def there(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -94,12 +94,13 @@ def test_memory_is_counted(cuda):
     assert cuda.used == 0 and cuda.peak == 4 << 20
 
 
-def test_memory_ends():
-    with SimulatedCuda(capacity=1 << 20):
-        there(200_000)
-        for size in (300_000, 1 << 40):
-            with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate"):
-                torch.empty(size, device=DEVICE)
+def test_memory_ends(cuda):
+    cuda.capacity = 1 << 20
+    kept = there(200_000)
+    for size in (300_000, 1 << 40):
+        with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate"):
+            torch.empty(size, device=DEVICE)
+    assert kept.device == DEVICE and cuda.used == 800_000
 
 
 def test_streams_have_to_wait_for_each_other(cuda):
