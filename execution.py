@@ -474,38 +474,57 @@ async def execute(
     await execution_list.take_up(current_item)
 
 
+_own_execute = execute
+
+
 class _PackHooks:
-    """Looks up, at each node, what packs have made of this module's functions."""
+    """Looks up, at each node, what packs have made of this module's functions.
+
+    What cannot be called as the engine calls it, as something for another version cannot, is told once and left out.
+    """
 
     def __init__(self, executor: PromptExecutor) -> None:
         self._executor = executor
 
-    def step(self, run: Run, node_id: str) -> Awaitable[None]:
-        executor = self._executor
-        return execute(
-            executor.server,
-            run.prompt,
-            executor.caches,
-            node_id,
-            run.extra_data,
-            run.executed,
-            run.prompt_id,
-            run,
-            {},
-            {},
-            run.ui_outputs,
-        )
+    async def step(self, run: Run, node_id: str) -> None:
+        if execute is _own_execute or execute in _unfit:
+            return await run.take_up(node_id)
+        executor, before = self._executor, run.steps
+        node = executor.server, run.prompt, executor.caches, node_id, run.extra_data, run.executed, run.prompt_id
+        try:
+            await execute(*node, run, {}, {}, run.ui_outputs)
+        except TypeError as error:
+            if run.steps != before:
+                raise
+            _leave_out(execute, error)
+        if run.steps == before:  # it did not come to what it is put around
+            await run.take_up(node_id)
 
     def mapping(self) -> Callable[..., Awaitable[list[Any]]] | None:
-        return None if _async_map_node_over_list is _own_map else self._map
+        own = _async_map_node_over_list is _own_map or _async_map_node_over_list in _unfit
+        return None if own else self._map
 
     @staticmethod
     async def _map(*args: Any, **kwargs: Any) -> list[Any]:
         token = _run_waits.set(True)
         try:
-            return await _async_map_node_over_list(*args, **kwargs)
+            try:
+                results = _async_map_node_over_list(*args, **kwargs)
+            except TypeError as error:
+                _leave_out(_async_map_node_over_list, error)
+                results = _own_map(*args, **kwargs)
+            return await results
         finally:
             _run_waits.reset(token)
+
+
+_unfit: set[Callable] = set()  # functions of packs that cannot be called
+
+
+def _leave_out(function: Callable, error: Exception) -> None:
+    _unfit.add(function)
+    name = f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', function)}"
+    log.warning("%s, which a pack has put in the place of a function of the engine, is left out: %s", name, error)
 
 
 class _Rescue:

@@ -71,7 +71,7 @@ class Rescue(Protocol):
 class Hooks(Protocol):
     """Functions that packs put in the place of the engine's own, to see what nodes are given and what they return."""
 
-    def step(self, run: Run, node_id: str) -> Awaitable[None]:
+    async def step(self, run: Run, node_id: str) -> None:
         """Go on with a node: in the end `run.take_up(node_id)`."""
 
     def mapping(self) -> Callable[..., Awaitable[list[Any]]] | None:
@@ -168,6 +168,7 @@ class Run:
         self.strict = strict
         self.rescue = rescue
         self.hooks = hooks
+        self.steps = 0  # how often a node has been taken up
         self._rescued: set[str] = set()  # nodes that have had their second try
         self.progress: ProgressRegistry = registry_for(prompt_id, self.prompt)
         self.book = FactsBook(running=True)
@@ -284,6 +285,7 @@ class Run:
 
     async def take_up(self, node_id: str) -> None:
         """Go on with a node as far as it goes now."""
+        self.steps += 1
         outcome = await self._process(node_id)
         if outcome is Outcome.DONE:
             self.schedule.complete(node_id)

@@ -114,3 +114,26 @@ def test_what_nodes_are_given_and_return_can_be_watched(make_runner, classes, mo
             error = runner.bad({"i": n("Int", value=9), "o": n("Show", value=("i", 0))})
             assert error["exception_type"] == "ValueError"
     assert runner.good({"i": n("Int", value=11), "o": n("Show", value=("i", 0))})["o"]["value"] == ["11"]
+
+
+def test_what_packs_put_there_for_another_version_is_left_out(make_runner, monkeypatch, caplog):
+    """The prompt runs as if it were not there; the log says once whose function it is."""
+
+    async def old_step(server, prompt, caches):
+        raise AssertionError("never called")
+
+    for stand_in in (lambda server, prompt, caches: None, lambda *args: None, old_step):
+        monkeypatch.setattr(execution, "execute", stand_in)
+        runner = make_runner(execution.CacheType.CLASSIC)
+        for value in (9, 10):
+            assert runner.good({"i": n("Int", value=value), "o": n("Show", value=("i", 0))})["o"]["value"] == [
+                str(value)
+            ]
+    assert caplog.text.count("is left out") == 3
+
+    async def old_mapping(obj, inputs):
+        raise AssertionError("never called")
+
+    monkeypatch.setattr(execution, "_async_map_node_over_list", old_mapping)
+    assert runner.good({"i": n("Int", value=11), "o": n("Show", value=("i", 0))})["o"]["value"] == ["11"]
+    assert "old_mapping" in caplog.text
