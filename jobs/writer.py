@@ -48,6 +48,7 @@ class Writer:
     def add_all(self, changes: Sequence[Change]) -> None:
         """Note changes that are to be written together, or not at all. As `add`."""
         with self._wake:
+            sleeps = not self._changes
             self._changes += changes
             self._added += len(changes)
             if self._thread is None and not self._closed:
@@ -56,6 +57,8 @@ class Writer:
             loop = asyncio._get_running_loop()
             if loop is not None:
                 self._kick_soon(loop)
+            elif sleeps:
+                self._wake.notify()
 
     def _kick_soon(self, loop: asyncio.AbstractEventLoop) -> None:
         """Wake the thread when the loop has handled what it has at hand: that becomes one commit."""
@@ -113,8 +116,10 @@ class Writer:
     def _run(self) -> None:
         while True:
             with self._wake:
-                while not (self._urgent or self._closed) and self._wake.wait(_LINGER_SECONDS):
-                    pass
+                # Without changes it sleeps until there are any: a wake-up costs every thread that computes.
+                while not (self._urgent or self._closed):
+                    if not self._wake.wait(_LINGER_SECONDS if self._changes else None):
+                        break
                 self._urgent = False
                 if not self._changes:
                     if self._closed:
