@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -123,10 +123,15 @@ def _text(error: BaseException) -> str:
 
 def record_of(pack: PackPath) -> PackRecord:
     """The record of a pack, made when it is first asked for."""
-    record = PACKS.get(pack.path)
-    if record is None:
-        record = PACKS[pack.path] = PackRecord(pack.name, pack.path, version=project_version(pack))
-    return record
+    return records_of([pack])[0]
+
+
+def records_of(packs: Iterable[PackPath]) -> list[PackRecord]:
+    """The records of packs; new ones are listed all at once, so that nobody takes a part for the whole."""
+    packs = list(packs)
+    new = [pack for pack in packs if pack.path not in PACKS]
+    PACKS.update({pack.path: PackRecord(pack.name, pack.path, version=project_version(pack)) for pack in new})
+    return [PACKS[pack.path] for pack in packs]
 
 
 def project_data(pack: PackPath) -> dict[str, Any]:
@@ -218,8 +223,8 @@ def run_prestartup_scripts() -> None:
     A script that raises, or calls `sys.exit`, is logged and changes nothing else. A pack whose script does not end in
     time is not loaded.
     """
-    for pack in find_packs():
-        record = record_of(pack)
+    packs = list(find_packs())
+    for pack, record in zip(packs, records_of(packs), strict=True):  # all are listed before the first script runs
         script = os.path.join(pack.path, PRESTARTUP_FILE)
         if pack.folder and os.path.isfile(script):
             start = time.perf_counter()

@@ -10,8 +10,7 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import Awaitable, Callable
-from contextvars import ContextVar
+from collections.abc import Callable
 from typing import Any
 
 from comfy.interrupt import (
@@ -24,6 +23,7 @@ from comfy_execution.attempts import Attempt, StopOrder
 from comfy_execution.caching import CacheCounts, CacheType, ObjectStore, ResultCache, make_cache
 from comfy_execution.graph import DependencyCycleError, ExecutionBlocker
 from comfy_execution.history import MAXIMUM_HISTORY_SIZE
+from comfy_execution.pack_hooks import PackHooks, run_waits
 from comfy_execution.progress import (
     ProgressRegistry,
     WebUIProgressHandler,
@@ -218,7 +218,7 @@ class PromptExecutor:
             self._new_registry,
             strict=args.strict_cache,
             rescue=_Rescue(),
-            hooks=_PackHooks(self),
+            hooks=PackHooks(self, globals(), _OWN),
         )
         _start_measuring_memory()
         self.server.run_outputs = (prompt_id, run.ui_outputs)
@@ -427,8 +427,8 @@ async def _async_map_node_over_list(
         What each call returned; coroutines are waited for, except where a run calls this: it gets tasks.
     """
     is_list = bool(getattr(obj, "INPUT_IS_LIST", False))
-    leave_tasks = _run_waits.get()
-    _run_waits.set(False)  # not for nodes that call this themselves
+    leave_tasks = run_waits.get()
+    run_waits.set(False)  # not for nodes that call this themselves
 
     def before_call(index: int) -> None:
         if allow_interrupt:
@@ -452,10 +452,6 @@ async def _async_map_node_over_list(
     return calling.finished(results)
 
 
-_own_map = _async_map_node_over_list
-_run_waits: ContextVar[bool] = ContextVar("run_waits", default=False)  # whether a run waits for coroutines itself
-
-
 async def execute(
     server: Any,
     dynprompt: Any,
@@ -474,57 +470,7 @@ async def execute(
     await execution_list.take_up(current_item)
 
 
-_own_execute = execute
-
-
-class _PackHooks:
-    """Looks up, at each node, what packs have made of this module's functions.
-
-    What cannot be called as the engine calls it, as something for another version cannot, is told once and left out.
-    """
-
-    def __init__(self, executor: PromptExecutor) -> None:
-        self._executor = executor
-
-    async def step(self, run: Run, node_id: str) -> None:
-        if execute is _own_execute or execute in _unfit:
-            return await run.take_up(node_id)
-        executor, before = self._executor, run.steps
-        node = executor.server, run.prompt, executor.caches, node_id, run.extra_data, run.executed, run.prompt_id
-        try:
-            await execute(*node, run, {}, {}, run.ui_outputs)
-        except TypeError as error:
-            if run.steps != before:
-                raise
-            _leave_out(execute, error)
-        if run.steps == before:  # it did not come to what it is put around
-            await run.take_up(node_id)
-
-    def mapping(self) -> Callable[..., Awaitable[list[Any]]] | None:
-        own = _async_map_node_over_list is _own_map or _async_map_node_over_list in _unfit
-        return None if own else self._map
-
-    @staticmethod
-    async def _map(*args: Any, **kwargs: Any) -> list[Any]:
-        token = _run_waits.set(True)
-        try:
-            try:
-                results = _async_map_node_over_list(*args, **kwargs)
-            except TypeError as error:
-                _leave_out(_async_map_node_over_list, error)
-                results = _own_map(*args, **kwargs)
-            return await results
-        finally:
-            _run_waits.reset(token)
-
-
-_unfit: set[Callable] = set()  # functions of packs that cannot be called
-
-
-def _leave_out(function: Callable, error: Exception) -> None:
-    _unfit.add(function)
-    name = f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', function)}"
-    log.warning("%s, which a pack has put in the place of a function of the engine, is left out: %s", name, error)
+_OWN = {function.__name__: function for function in (execute, _async_map_node_over_list)}
 
 
 class _Rescue:

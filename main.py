@@ -42,6 +42,7 @@ import time  # noqa: E402
 import folder_paths  # noqa: E402
 from comfy.cli_args import args, no_effect_notes  # noqa: E402
 
+UPKEEP_SECONDS = 2.0  # between two looks at the store, also while nothing happens
 STORE_SECONDS = 0.5  # for the last changes to reach the disk
 LAST_SECONDS = 1.5  # for sockets to close once all is stored
 KNOWN_RUNS = 200  # of earlier processes that estimates start from
@@ -140,6 +141,7 @@ async def serve() -> int:
     import workers.drain
     import workers.local
     import workers.lookahead
+    import workers.repeating
     import workers.watchdog
     from assets.database import DatabaseUnavailable
     from comfy_execution.jobs import COMPLETED
@@ -148,7 +150,6 @@ async def serve() -> int:
     from jobs.recovery import recover
     from jobs.retry import RetryPolicy
     from jobs.store import Query, StoreUnavailable
-    from jobs.upkeep import Upkeep
     from server import PromptServer
 
     loop = asyncio.get_running_loop()
@@ -218,7 +219,7 @@ async def serve() -> int:
         return EXIT_FAILED
     worker.start()
     server.watchdog.start()
-    upkeep = Upkeep(server.jobs.look_after)
+    upkeep = workers.repeating.Repeating("job-upkeep", UPKEEP_SECONDS, server.jobs.look_after)
     upkeep.start()
     lookahead = workers.lookahead.Lookahead(queue)
     lookahead.start()

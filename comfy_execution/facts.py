@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from comfy_execution.graph import NodeNotFoundError
+from comfy_execution.graph import DynamicPrompt, NodeNotFoundError
 from comfy_execution.types import spelled
 
 log = logging.getLogger(__name__)
@@ -258,6 +258,18 @@ class FactsBook:
             if class_type not in self._classes:
                 raise NodeNotFoundError(f"There is no node class named {class_type!r}")
             facts = self._facts[class_type] = NodeFacts(class_type, self._classes[class_type], self._running)
+        return facts
+
+
+class FactsByNode(dict[str, NodeFacts]):
+    """What the class of each node is like, looked up once per node."""
+
+    def __init__(self, prompt: DynamicPrompt, book: FactsBook) -> None:
+        self._prompt = prompt
+        self._book = book
+
+    def __missing__(self, node_id: str) -> NodeFacts:
+        facts = self[node_id] = self._book[self._prompt.get_node(node_id)["class_type"]]
         return facts
 
 

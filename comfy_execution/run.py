@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Container, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any, Protocol
+from typing import Any
 
 from comfy.interrupt import InterruptProcessingException, throw_exception_if_processing_interrupted
 from comfy_execution import calling, external_cache
@@ -19,13 +19,14 @@ from comfy_execution.arguments import Arguments, gather
 from comfy_execution.caching import CacheEntry, ObjectStore, ResultCache
 from comfy_execution.calling import CallResult
 from comfy_execution.expansion import Expansion
-from comfy_execution.facts import FactsBook, NodeFacts, nested
+from comfy_execution.facts import FactsBook, FactsByNode, NodeFacts, nested
 from comfy_execution.fingerprints import ask_fingerprints
 from comfy_execution.forced import forced_nodes
 from comfy_execution.graph import DynamicPrompt, ExecutionBlocker, NodeNotFoundError
 from comfy_execution.links import is_link
 from comfy_execution.progress import ProgressRegistry
 from comfy_execution.results import RunResults
+from comfy_execution.run_company import Announcer, Hooks, Rescue
 from comfy_execution.schedule import Schedule
 from comfy_execution.signatures import Signatures
 from comfy_execution.strict import InputGuard
@@ -34,50 +35,6 @@ log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.25  # how often a run that waits for coroutines looks whether it is to end
 _STORE_SECONDS = 10.0  # how long a run waits, at its end, for stores outside of the process
-
-
-class Announcer(Protocol):
-    """Who is told what happens. `send` reaches the run's client only, and nothing if it has none."""
-
-    def record(self, event: str, data: dict[str, Any], broadcast: bool = False) -> None:
-        """Send an event and keep it for the history."""
-
-    def send(self, event: str, data: dict[str, Any]) -> None:
-        """Send an event."""
-
-    def node_starts(self, node_id: str, display_id: str) -> None:
-        """A node is taken up: `executing`."""
-
-    def result_unwanted(self) -> bool:
-        """Whether the run was told to stop, so that what its nodes show is dropped."""
-
-    def must_leave(self) -> bool:
-        """Whether the run is to end now, without waiting for its coroutines."""
-
-
-class Rescue(Protocol):
-    """Who helps when a node runs out of memory."""
-
-    def can_help(self, error: BaseException) -> bool:
-        """Whether a node that ended with this error is worth another try once there is room."""
-
-    def forget_frames(self, error: BaseException) -> None:
-        """Let go of what the frames behind an error hold."""
-
-    def make_room(self) -> None:
-        """Free what can be freed."""
-
-
-class Hooks(Protocol):
-    """Functions that packs put in the place of the engine's own, to see what nodes are given and what they return."""
-
-    async def step(self, run: Run, node_id: str) -> None:
-        """Go on with a node: in the end `run.take_up(node_id)`."""
-
-    def mapping(self) -> Callable[..., Awaitable[list[Any]]] | None:
-        """What makes the calls of a node instead of `calling.start_calls`, if anything does. It gets the prompt's id,
-        the node's, the object, the lists of inputs, the name of the method and the callbacks of
-        `execution._async_map_node_over_list`, and returns what each call returned, or a task."""
 
 
 class Outcome(Enum):
@@ -96,18 +53,6 @@ class NodeFailed(Exception):
         self.node_id = node_id
         self.cause = cause
         self.data = data or {}
-
-
-class _FactsByNode(dict[str, NodeFacts]):
-    """What the class of each node is like, looked up once per node."""
-
-    def __init__(self, prompt: DynamicPrompt, book: FactsBook) -> None:
-        self._prompt = prompt
-        self._book = book
-
-    def __missing__(self, node_id: str) -> NodeFacts:
-        facts = self[node_id] = self._book[self._prompt.get_node(node_id)["class_type"]]
-        return facts
 
 
 class _NodesOf(Container[tuple[str, str]]):
@@ -172,7 +117,7 @@ class Run:
         self._rescued: set[str] = set()  # nodes that have had their second try
         self.progress: ProgressRegistry = registry_for(prompt_id, self.prompt)
         self.book = FactsBook(running=True)
-        self._facts = facts = _FactsByNode(self.prompt, self.book)
+        self._facts = facts = FactsByNode(self.prompt, self.book)
         self.signatures: Signatures | None = None
         self.results: RunResults
         self.schedule = Schedule(

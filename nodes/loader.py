@@ -36,7 +36,7 @@ async def load_custom_packs() -> None:
     """Load every allowed pack, each within its time limit, and log a table of import times, slowest last."""
     built_in = frozenset(BUILT_IN_NAMES)
     packs = list(custom_packs.find_packs())
-    records = [custom_packs.record_of(pack) for pack in packs]  # all are listed before the first is loaded
+    records = custom_packs.records_of(packs)  # all are listed before the first is loaded
     for pack, record in zip(packs, records):
         if record.state == custom_packs.HANGING:  # in its prestartup script
             continue

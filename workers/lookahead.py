@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -16,6 +15,7 @@ import folder_paths
 from comfy import page_cache
 from comfy.cli_args import args
 from comfy_execution.prompt_queue import PromptQueue, QueueEntry
+from workers.repeating import Repeating
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ def _in_memory(path: str) -> bool:
     return ledger is not None and path in ledger.files_in_memory()
 
 
-class Lookahead:
+class Lookahead(Repeating):
     """Reads ahead for one queue, on a thread of its own.
 
     Args:
@@ -76,27 +76,12 @@ class Lookahead:
         wanted: Callable[[], bool] = wanted_by_default,
         read: Callable[[str, Callable[[], bool]], int] = page_cache.read_ahead,
     ) -> None:
+        super().__init__("lookahead", _LOOK_SECONDS, self.look)
         self._queue = queue
         self._wanted = wanted
         self._read = read
-        self._stopped = threading.Event()
         self._done_for: QueueEntry | None = None
         self.bytes_read = 0
-
-    def start(self) -> None:
-        """Start the thread."""
-        threading.Thread(target=self._main, name="lookahead", daemon=True).start()
-
-    def stop(self) -> None:
-        """End, in the middle of a file too. Returns at once."""
-        self._stopped.set()
-
-    def _main(self) -> None:
-        while not self._stopped.wait(_LOOK_SECONDS):
-            try:
-                self.look()
-            except Exception:
-                log.warning("the files of the next prompt could not be read ahead", exc_info=True)
 
     def look(self) -> None:
         """Read for the prompt that is next, if another one runs and that has not been done."""

@@ -8,7 +8,6 @@ the process instead, for a supervisor to start it again; pending jobs are kept b
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +16,7 @@ from comfy_execution.attempts import Attempt, StopOrder
 from comfy_execution.outcomes import TIMEOUT
 from comfy_execution.prompt_queue import PromptQueue
 from workers.local import PromptWorker
+from workers.repeating import Repeating
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ SILENT_SECONDS = 60.0  # without a sign of progress, after which the worker coun
 STATES = ("starting", "idle", "busy", "no_progress", "stopping", "dead")
 
 
-class Watchdog:
+class Watchdog(Repeating):
     """Watches one worker from a thread of its own.
 
     Args:
@@ -43,27 +43,12 @@ class Watchdog:
         stuck_seconds: float = 0,
         on_stuck: Callable[[], None] = lambda: None,
     ) -> None:
+        super().__init__("watchdog", _LOOK_SECONDS, self.look)
         self._worker = worker
         self._queue = queue
         self._limit_of = limit_of
         self._stuck_seconds = stuck_seconds
         self._on_stuck = on_stuck
-        self._stopped = threading.Event()
-
-    def start(self) -> None:
-        """Start the thread."""
-        threading.Thread(target=self._main, name="watchdog", daemon=True).start()
-
-    def stop(self) -> None:
-        """End. Returns at once."""
-        self._stopped.set()
-
-    def _main(self) -> None:
-        while not self._stopped.wait(_LOOK_SECONDS):
-            try:
-                self.look()
-            except Exception:
-                log.exception("the watchdog could not look after the worker")
 
     def look(self) -> None:
         """Do what is to be done now."""

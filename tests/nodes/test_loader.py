@@ -253,6 +253,16 @@ def test_disabled_and_whitelisted_packs(packs, monkeypatch):
         os.environ.pop("PRE_WANTED", None)
 
 
+def test_all_packs_are_listed_before_the_first_script_runs(packs, monkeypatch):
+    monkeypatch.setenv("LISTED", "")
+    for name in "pqr":
+        look = "import os, custom_packs; os.environ['LISTED'] += str(len(custom_packs.PACKS))"
+        write(packs, f"{name}/prestartup_script.py", look)
+    before = len(custom_packs.PACKS)
+    custom_packs.run_prestartup_scripts()
+    assert os.environ["LISTED"] == str(before + 3) * 3
+
+
 @pytest.mark.parametrize("last_line", ["raise ValueError('x')", "import sys; sys.exit(1)"])
 def test_a_failing_prestartup_script_changes_nothing_else(packs, last_line, monkeypatch):
     write(packs, "p/prestartup_script.py", last_line)
