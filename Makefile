@@ -37,10 +37,12 @@ test-unit test-fast: export OMP_NUM_THREADS ?= 1
 
 test: $(VENV)/.installed-test browser lint test-unit test-conformance
 
-# A module's tests share servers and models, so they stay together in one of the processes.
+# A module's tests share servers and models, so they stay together in one of the processes. Browsers draw with the
+# processor, as much as they get: their tests come afterwards, alone.
 WORKERS ?= 2
 test-unit: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -q --ignore=tests/conformance -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -q --ignore=tests/conformance --ignore=tests/browser -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -q tests/browser
 
 test-conformance:
 	$(SUITES) CONFORMANCE_BETTER=1 $(BIN)/python -m pytest -q --import-mode=prepend tests/conformance
