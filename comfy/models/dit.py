@@ -41,11 +41,11 @@ class FromDict:
 
 @functools.lru_cache(maxsize=64)
 def _frequencies(half: int, device: torch.device) -> Tensor:
-    """10000^(-k / half) in float32, k = 0, 1, ... The exponential is rounded once: float32 exponentials differ
-    between devices and versions in the last place, which an angle of 30000 (guidance 30) makes visible."""
+    """10000^(-k / half) in float32, k = 0, 1, ... Computed on the host for every device: exponentials differ between
+    devices in the last place, which an angle of 30000 (guidance 30) makes visible."""
     with torch.inference_mode(False):
         exponents = -math.log(MAX_PERIOD) * torch.arange(half, dtype=torch.float32) / half
-        return exponents.double().exp().float().to(device)
+        return exponents.exp().to(device)
 
 
 def timestep_embedding(timesteps: Tensor, dim: int, factor: float = 1.0, scale: float = 1.0) -> Tensor:

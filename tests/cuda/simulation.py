@@ -32,26 +32,17 @@ aten = torch.ops.aten
 _COPIES = {"_to_copy", "copy_", "to", "clone", "_copy_from"}
 _READS = {"_local_scalar_dense", "item", "is_nonzero", "nonzero", "masked_select", "equal", "unique_dim", "_unique2"}
 _NO_OPERATION = {"_has_compatible_shallow_copy_type"}
+_HALF = (torch.float16, torch.bfloat16)
+_PRODUCTS = {
+    *("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "dot", "mv"),
+    *("convolution", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
+    *("scaled_dot_product_attention", "_scaled_dot_product_attention_math"),
+}
 # Operations whose kernels for CUDA take floating-point operands of one dtype only.
 _ONE_DTYPE = {
-    "mm",
-    "bmm",
-    "addmm",
-    "baddbmm",
-    "matmul",
-    "linear",
-    "convolution",
-    "native_layer_norm",
-    "layer_norm",
-    "native_group_norm",
-    "group_norm",
-    "native_batch_norm",
-    "scaled_dot_product_attention",
-    "_scaled_dot_product_attention_math",
-    "dot",
-    "mv",
-    "grid_sampler_2d",
-    "lerp",
+    *_PRODUCTS,
+    *("native_layer_norm", "layer_norm", "native_group_norm", "group_norm", "native_batch_norm"),
+    *("grid_sampler_2d", "lerp"),
 }
 
 
@@ -276,7 +267,7 @@ class SimulatedCuda(TorchDispatchMode):
         if name in _READS or onto_host or (name.startswith("index") and _has_mask(args)):
             self.note(name)
         try:
-            result = function(*_mapped(_inner, args), **_mapped(_inner, kwargs))
+            result = _compute(name, function, _mapped(_inner, args), _mapped(_inner, kwargs))
         except RuntimeError as error:
             if "allocate memory" not in str(error):
                 raise
@@ -402,6 +393,20 @@ def _inner(value: Any) -> Any:
     if isinstance(value, CudaTensor):
         return value.inner
     return torch.device("cpu") if isinstance(value, torch.device) and value.type == "cuda" else value
+
+
+def _compute(name: str, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """The operation on the CPU. Products of half precision are summed in float32 and rounded once, as a GPU's matrix
+    units do; processors without units for a format take hundreds of times as long for the same."""
+    half = next((t.dtype for t in _leaves(args) if isinstance(t, Tensor) and t.dtype in _HALF), None)
+    if half is None or name not in _PRODUCTS or "out" in kwargs:
+        return function(*args, **kwargs)
+
+    def changed(from_: torch.dtype, to: torch.dtype) -> Callable[[Any], Any]:
+        return lambda value: value.to(to) if isinstance(value, Tensor) and value.dtype == from_ else value
+
+    wide = changed(half, torch.float32)
+    return _mapped(changed(torch.float32, half), function(*_mapped(wide, args), **_mapped(wide, kwargs)))
 
 
 def is_possible() -> bool:

@@ -16,7 +16,7 @@ from pathlib import Path
 REPO = Path(__file__).resolve().parents[2]
 MODEL_FILE = REPO / "models" / "checkpoints" / "darkroom-tiny.safetensors"
 START_SECONDS = 180  # a loaded machine imports torch slowly
-STOP_SECONDS = 30
+STOP_SECONDS = 180  # a process is gone only once what its threads write is on the disk, and disks stall
 
 
 def free_port() -> int:
