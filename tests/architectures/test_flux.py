@@ -3,11 +3,18 @@
 import pytest
 import torch
 
-import comfy.models.flux_layers
 from comfy.models import flux
 from comfy.models.flux import Flux, config_from_state_dict
 from comfy.models.references import UnknownReferenceMethod, place_references
-from tests.architectures.recorded import build, build_from_map, denoise, key_map, residual, run
+from tests.architectures.recorded import (
+    build,
+    build_from_map,
+    denoise,
+    key_map,
+    residual,
+    run,
+    set_recorded_frequency,
+)
 from tests.networks.golden import EPS_LIMIT, LIMIT, Golden, error
 
 PREFIX = "model.diffusion_model."
@@ -27,14 +34,7 @@ def test_output_matches_recording(name):
 
 
 def test_fill_matches_recording(monkeypatch):
-    """Guidance 30 makes angles up to 30000. There the last place of one frequency (number 12) moves the output by
-    1.5e-4; it is set here in case this processor's exponential rounds it the other way than the recording one's."""
-    frequencies = comfy.models.dit._frequencies(128, torch.device("cpu")).clone()
-    recorded = torch.tensor(0.4216965138912201)
-    assert (frequencies[12] - recorded).abs() <= torch.finfo(torch.float32).eps / 2, "more than the last place"
-    frequencies[12] = recorded
-    monkeypatch.setattr(comfy.models.dit, "_frequencies", lambda half, device: frequencies)
-
+    set_recorded_frequency(monkeypatch)
     golden = Golden("flux_fill")
     net = network(golden)
     assert error(run(net, golden), golden.out["raw"]) < LIMIT

@@ -11,10 +11,10 @@ import comfy.latent_formats
 import comfy.model_base
 from comfy.denoisers.flux import Flux
 from comfy.model_base import MissingConditioning, UnfitConditioning
-from comfy.models import dit
 from comfy.models.wan import WanConfig
 from comfy.supported_models import SDXL, WAN21_T2V, SDXL_instructpix2pix, SDXLRefiner
 from comfy.supported_models_base import BASE
+from tests.architectures.recorded import set_recorded_frequency
 from tests.families.models import conds, family_model
 from tests.networks.golden import DATA, LIMIT, Golden, error
 
@@ -47,10 +47,7 @@ def test_denoised_latent_is_the_recorded_one(name):
 
 
 def test_fill(monkeypatch):
-    """The exponential of the recording machine rounded one frequency up (see tests/architectures/test_flux.py)."""
-    frequencies = dit._frequencies(128, torch.device("cpu")).clone()
-    frequencies[12] = torch.nextafter(frequencies[12], torch.tensor(1.0))
-    monkeypatch.setattr(dit, "_frequencies", lambda half, device: frequencies)
+    set_recorded_frequency(monkeypatch)
     golden = Golden("flux_fill")
     assert error(denoised(family_model(golden), golden), golden.out["denoised"]) < LIMIT
 
