@@ -19,6 +19,7 @@ from comfy.controlnet import Control, ControlBase, ControlLora, ControlNet, T2IA
 from comfy.model_base import load_assigned
 from comfy.models import control_unet, t2i_adapter, unet
 from comfy.models.diffusers_names import unet_encoder_own_names
+from comfy.scaled_weights import numbers_of, written_out
 from comfy.weights import WeightsFileError, refusing
 
 log = logging.getLogger(__name__)
@@ -132,6 +133,7 @@ def _in_dtype(sd: dict[str, Tensor], dtype: torch.dtype, cast_dtype: torch.dtype
 def _from_diffusers(sd: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A diffusers ControlNet under the names of the original."""
     renamed = {}
+    sd = written_out(sd)
     own_names = unet_encoder_own_names(sd)
     for key, value in sd.items():
         layer, _, kind = key.rpartition(".")
@@ -155,7 +157,8 @@ def _added_to_model(sd: dict[str, Tensor], model: Any) -> dict[str, Tensor]:
         return sd
     comfy.model_management.load_models_gpu([model])
     prefix = "diffusion_model."
-    base = {k.removeprefix(prefix): v for k, v in model.model_state_dict(prefix).items()}
+    weights = model.model_state_dict(prefix).items()
+    base = {k.removeprefix(prefix): numbers_of(model.model, k, v) for k, v in weights}
     return {k: v + base[k].to(v) if k in base and base[k].shape == v.shape else v for k, v in sd.items()}
 
 

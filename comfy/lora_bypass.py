@@ -20,6 +20,7 @@ import comfy.state_dicts
 from comfy.held_weights import Held, HeldWeights, patcher_for
 from comfy.lora import calculate_weight, convert_lora, load_lora, model_lora_keys_clip, model_lora_keys_unet
 from comfy.patcher_extension import PatcherInjection
+from comfy.scaled_weights import shape_of
 from comfy.weight_adapter.base import MISFITS
 from comfy.weight_adapter.lora import LoRAAdapter
 
@@ -72,7 +73,7 @@ def add_bypass(patcher: Any, patches: Mapping[Any, Any], strength: float) -> Non
         if layer is not None and hasattr(layer, "weight_function"):
             entry = (strength, patch, 1.0, offset, function)
             if _is_small(layer, entry) and (why := _misfit(layer, patch)) is not None:
-                shape = tuple(layer.weight.shape)
+                shape = shape_of(layer)
                 log.error("%s does not fit %s of shape %s and was left out: %s", patch.name, name, shape, why)
                 continue
             by_layer[name.removesuffix(WEIGHT)].append(entry)
@@ -152,7 +153,7 @@ def _is_small(layer: nn.Module, entry: tuple) -> bool:
 def _misfit(layer: nn.Module, adapter: LoRAAdapter) -> Exception | None:
     """Why an adapter's change has not the shape of the layer's weight; None if it has."""
     try:
-        adapter.delta(torch.empty(layer.weight.shape, device="meta"), 1.0)
+        adapter.delta(torch.empty(shape_of(layer), device="meta"), 1.0)
     except MISFITS as error:
         return error
     return None

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from comfy.scaled_weights import QuantizedWeight
+
 # Above this many columns and rows a full decomposition takes too long; the few largest values are approximated.
 LARGE = 1024
 OVERSAMPLING = 8
@@ -25,7 +27,9 @@ def differences(patcher: Any, prefix: str) -> Iterator[tuple[str, Tensor]]:
     difference of two models, so the values are what changes."""
     for key, weight in patcher.model_state_dict(prefix).items():
         if key in patcher.patches:
-            work = patcher.backup.get(key, weight).to(torch.float32, copy=True)
+            original = patcher.backup.get(key, weight)
+            quantized = QuantizedWeight.find(patcher.model, key, patcher.backup)
+            work = original.to(torch.float32, copy=True) if quantized is None else quantized.values(original)
             yield key, patcher.calculate_weight(patcher.patches[key], work, key).float()
 
 

@@ -25,7 +25,8 @@ from comfy import mismatch, patcher_extension
 from comfy.model_sampling import ModelType, model_sampling
 from comfy.models.attention import options_in_force
 from comfy.patcher_extension import WrapperExecutor, WrappersMP
-from comfy.scaled_weights import is_scaled, place_scales, refusal, to_dtype
+from comfy.quantization import to_dtype
+from comfy.scaled_weights import UnfitScales, is_scaled, place_scales, refusal
 from comfy.weights import source_of
 
 __all__ = ["BaseModel", "MissingConditioning", "ModelType", "WeightsMismatch", "convert_tensor", "model_sampling"]
@@ -379,7 +380,10 @@ def load_assigned(module: nn.Module, sd: Mapping[str, Tensor], name: str, assign
     """
     if (why := refusal(sd)) is not None:
         raise WeightsMismatch(f"{name}: {why}")
-    sd = place_scales(module, sd)
+    try:
+        sd = place_scales(module, sd)
+    except UnfitScales as e:
+        raise WeightsMismatch(f"{name}: {e}") from e
     module.weights_file = getattr(module, "weights_file", None) or source_of(sd.values())
     # Before loading: an assigned tensor takes over whether its predecessor wanted a gradient.
     module.requires_grad_(False)

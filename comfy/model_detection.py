@@ -28,6 +28,7 @@ from comfy.models import (
     wan_camera,
     wan_vace,
 )
+from comfy.scaled_weights import with_shapes_of_values
 
 Detector = Callable[[Mapping[str, Tensor], str], dict[str, Any] | None]
 
@@ -196,6 +197,7 @@ def model_config_from_unet(
     metadata: Mapping[str, str] | None = None,
 ) -> Any:
     """The registry's entry for the network below a prefix; None if it is unknown."""
+    state_dict = with_shapes_of_values(state_dict)
     unet_config = detect_unet_config(state_dict, unet_key_prefix, metadata=metadata)
     if unet_config is None:
         return None

@@ -7,6 +7,7 @@ Clones share the model and differ in their wishes. Only one clone's wishes are i
 
 from __future__ import annotations
 
+import functools
 import logging
 import uuid
 from collections.abc import Callable, Iterable
@@ -31,7 +32,8 @@ from comfy.patcher_attachments import Attachments
 from comfy.patcher_extension import CallbacksMP, PatcherInjection
 from comfy.patcher_hooks import HookedWeights
 from comfy.placement import Placement
-from comfy.scaled_weights import scale_for, scale_key, to_dtype, weight_key
+from comfy.quantization import to_dtype
+from comfy.scaled_weights import QuantizedWeight, is_scale_buffer, weight_key
 from comfy.weight_adapter.base import WeightAdapter
 
 __all__ = [
@@ -183,8 +185,13 @@ class ModelPatcher(OptionSetters, Attachments, HookedWeights):
         """key -> [(original weight, convert), patches...]: what a patch on another model can be made of."""
         out = {}
         for key, weight in self.model_state_dict(filter_prefix).items():
+            if is_scale_buffer(key):
+                continue
             original = self.backup.get(key, weight)
-            out[key] = [(original, _identity), *self.patches.get(key, [])]
+            quantized = QuantizedWeight.find(self.model, key, self.backup)
+            # Of a quantised weight the patch gets the stored values in float32, which are exact there.
+            convert = _identity if quantized is None else functools.partial(_numbers_of, quantized, original.dtype)
+            out[key] = [(original, convert), *self.patches.get(key, [])]
         return out
 
     def model_state_dict(self, filter_prefix: str | None = None) -> dict[str, Tensor]:
@@ -203,11 +210,23 @@ class ModelPatcher(OptionSetters, Attachments, HookedWeights):
         return self.model.state_dict_for_saving(patched, clip_state_dict, vae_state_dict, clip_vision_state_dict)
 
     def _patched_state_dict(self, filter_prefix: str | None = None) -> dict[str, Tensor]:
+        """The weights with patches, as files have them."""
         out = {}
         for key, weight in self.model_state_dict(filter_prefix).items():
             original = self.backup.get(key, weight)
-            out[key] = self._patched_weight(key, original) if key in self.patches else original
+            quantized = QuantizedWeight.find(self.model, key, self.backup)
+            if quantized is not None:
+                out.update(self._saved_quantized(key, quantized, original))
+            elif not is_scale_buffer(key):
+                out[key] = self._patched_weight(key, original) if key in self.patches else original
         return out
+
+    def _saved_quantized(self, key: str, quantized: QuantizedWeight, original: Tensor) -> dict[str, Tensor]:
+        """A quantised weight with its patches, its scales and its marker, as files name them."""
+        if key not in self.patches:
+            return quantized.in_file(original)
+        weight, scales = self._patched_quantized(key, quantized, original)
+        return quantized.in_file(weight, scales)
 
     def calculate_weight(
         self,
@@ -225,31 +244,22 @@ class ModelPatcher(OptionSetters, Attachments, HookedWeights):
         )
 
     def _patched_weight(self, key: str, weight: Tensor, device: torch.device | None = None) -> Tensor:
-        """A new tensor: `weight` with this patcher's patches, in its own dtype."""
+        """A new tensor: `weight` with this patcher's patches, in its own dtype; of a quantised one its numbers."""
         if device is not None and device != weight.device:
             weight = weight.to(device=device)  # first the copy, which is small, then the cast
-        work = weight.to(dtype=PATCH_DTYPE, copy=True)
-        scale = self._original_scale(key)
-        values = self.calculate_weight(self.patches[key], work if scale is None else work * scale.to(work), key)
-        return to_dtype(values if scale is None else values / scale.to(values), weight.dtype)
-
-    def _original_scale(self, key: str) -> Tensor | None:
-        """The scale that a weight's file gives it; None for weights without one."""
-        scale = scale_for(self.model, key)
-        return None if scale is None else self.backup.get(scale_key(key), scale)
-
-    def _patched_to_a_new_scale(self, key: str, weight: Tensor) -> Tensor:
-        """As `_patched_weight` for a scaled weight; the layer gets a scale at which the largest patched value fits."""
-        scale = self._original_scale(key)
-        work = weight.to(dtype=PATCH_DTYPE, copy=True)
-        values = self.calculate_weight(self.patches[key], work * scale.to(work), key)
-        largest = (
-            values.abs().amax(dim=tuple(range(1, values.ndim)), keepdim=True) if scale.ndim else values.abs().max()
+        quantized = QuantizedWeight.find(self.model, key, self.backup)
+        if quantized is not None:
+            return self.calculate_weight(self.patches[key], quantized.values(weight, PATCH_DTYPE), key)
+        return to_dtype(
+            self.calculate_weight(self.patches[key], weight.to(dtype=PATCH_DTYPE, copy=True), key), weight.dtype
         )
-        fitting = torch.maximum(scale.to(values), largest / torch.finfo(weight.dtype).max)
-        self.backup.setdefault(scale_key(key), scale)
-        comfy.state_dicts.set_attr(self.model, scale_key(key), fitting.to(scale_for(self.model, key)))
-        return to_dtype(values / fitting, weight.dtype)
+
+    def _patched_quantized(
+        self, key: str, quantized: QuantizedWeight, stored: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """As `_patched_weight`, stored as it was, and its new scales by their names in the model."""
+        values = self.calculate_weight(self.patches[key], quantized.values(stored, PATCH_DTYPE), key)
+        return quantized.store(values, stored)
 
     def patch_weight_to_device(
         self,
@@ -276,10 +286,15 @@ class ModelPatcher(OptionSetters, Attachments, HookedWeights):
             if key in self.backup or not place.holds(key, weight):
                 source = place.copied(original)
             compute_on = None  # the source is on the device
-        if source.dtype.itemsize == 1 and self._original_scale(key) is not None:
-            patched = self._patched_to_a_new_scale(key, source)
-        else:
+        quantized = QuantizedWeight.find(self.model, key, self.backup)
+        if quantized is None:
             patched = self._patched_weight(key, source, compute_on)
+        else:
+            patched, scales = self._patched_quantized(key, quantized, source)
+            for name, scale in scales.items():
+                current_scale = comfy.state_dicts.get_attr(self.model, name)
+                self.backup.setdefault(name, current_scale)
+                comfy.state_dicts.set_attr(self.model, name, scale.to(current_scale.device))
         inplace = (self.weight_inplace_update or inplace_update) and weight.shape == patched.shape
         if key not in self.backup:
             # A weight written to in place needs a copy kept; otherwise the old tensor itself can wait.
@@ -481,6 +496,10 @@ CoreModelPatcher = ModelPatcher
 
 def _identity(weight: Tensor, **kwargs: Any) -> Tensor:
     return weight
+
+
+def _numbers_of(quantized: QuantizedWeight, stored_as: torch.dtype, stored: Tensor, **kwargs: Any) -> Tensor:
+    return quantized.values(stored.to(stored_as), stored.dtype)
 
 
 def placement_of(model: nn.Module) -> Placement | None:

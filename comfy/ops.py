@@ -24,7 +24,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from comfy.acceleration import fp8_linear, uses_fp8_products
-from comfy.scaled_weights import INPUT_SCALE, SCALE
+from comfy.quantization import SCALE, Quantization, Scaled
+from comfy.scaled_weights import INPUT_SCALE
 
 if TYPE_CHECKING:
     from comfy.streaming import Streamer
@@ -63,10 +64,11 @@ def cast_bias_weight(
     streamer = getattr(layer, "streamer", None)
     if streamer is not None:
         weight, bias = streamer.fetch(layer)
-    weight = cast_to(weight, dtype, device) if weight is not None else None
-    scale = layer._buffers.get(SCALE)
-    if scale is not None:
-        weight = weight * cast_to(scale, dtype, device)
+    quantization = getattr(layer, "quantization", None)  # layers of packs may not know of it
+    if quantization is not None:
+        weight = quantization.values(cast_to(weight, device=device), layer._buffers, dtype)
+    elif weight is not None:
+        weight = cast_to(weight, dtype, device)
     bias = cast_to(bias, bias_dtype or dtype, device) if bias is not None else None
     for function in layer.weight_function:
         weight = function(weight)
@@ -84,6 +86,8 @@ class CastWeights:
     casting one."""
 
     comfy_cast_weights: bool = False
+    # How the stored weight becomes numbers, where it is not those itself (comfy.quantization).
+    quantization: Quantization | None = None
     # Set while the weights wait on the host: fetches them for one call (comfy.streaming).
     streamer: Streamer | None = None
     weight_function: list[Callable[[Tensor], Tensor]] = []
@@ -154,10 +158,12 @@ class disable_weight_init:
 
         def forward(self, input: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
             """Look the rows up first and cast only them: a whole table is far larger than a prompt."""
-            weight = self.weight
+            weight, place = self.weight, input.device
+            if self.quantization is not None:
+                rows = self._rows_of_quantized(weight, input.to(weight.device), out_dtype or torch.float32)
+                return rows.to(place)
             for function in self.weight_function:
                 weight = function(weight)
-            place = input.device
             if weight.device != place:  # the table waits on the host: look up there
                 input = input.to(weight.device)
             rows = F.embedding(
@@ -170,6 +176,14 @@ class disable_weight_init:
                 self.sparse,
             ).to(place)
             return rows if out_dtype is None else rows.to(out_dtype)
+
+        def _rows_of_quantized(self, weight: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
+            if not self.weight_function:
+                return self.quantization.rows(weight, self._buffers, index, dtype)
+            weight = self.quantization.values(weight, self._buffers, dtype)
+            for function in self.weight_function:
+                weight = function(weight)
+            return F.embedding(index, weight)
 
         def forward_comfy_cast_weights(self, input: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
             return self.forward(input, out_dtype)
@@ -230,7 +244,8 @@ class fp8_matrix_products(manual_cast):
 
     class Linear(manual_cast.Linear):
         def forward_comfy_cast_weights(self, input: Tensor) -> Tensor:
-            if not self.weight_function and not self.bias_function:
+            plain = not self.weight_function and not self.bias_function
+            if plain and (self.quantization is None or type(self.quantization) is Scaled):
                 streamer = self.streamer
                 weight, bias = streamer.fetch(self) if streamer is not None else (self.weight, self.bias)
                 out = fp8_linear(input, weight, bias, self._buffers.get(SCALE), self._buffers.get(INPUT_SCALE))

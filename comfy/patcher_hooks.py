@@ -19,6 +19,7 @@ import comfy.devices
 import comfy.state_dicts
 from comfy.hooks import Hook, HookGroup, WeightHook, create_transformer_options_from_hooks
 from comfy.patcher_extension import CallbacksMP
+from comfy.scaled_weights import QuantizedWeight
 
 log = logging.getLogger(__name__)
 
@@ -148,11 +149,21 @@ class HookedWeights:
         for name, patches in entries.items():
             current = comfy.state_dicts.get_attr(self.model, name)
             original = self.backup.get(name, current).detach()
-            work = original.to(device=current.device, dtype=torch.float32, copy=True)
+            quantized = QuantizedWeight.find(self.model, name, self.backup)
+            if quantized is None:
+                work = original.to(device=current.device, dtype=torch.float32, copy=True)
+            else:
+                stored = original.to(device=current.device)
+                original = quantized.values(stored)
+                work = original.clone()
             patched = self.calculate_weight(
                 [*self.patches.get(name, []), *patches], work, name, original_weights={name: [(original, None)]}
             )
-            out[name] = patched.to(current.dtype)
+            if quantized is None:
+                out[name] = patched.to(current.dtype)
+            else:
+                out[name], scales = quantized.store(patched, stored)
+                out.update(scales)
         return out
 
     def _keep(self, wanted: InForce, weights: dict[str, Tensor]) -> None:

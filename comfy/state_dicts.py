@@ -38,12 +38,13 @@ def calculate_parameters(sd: Mapping[str, Tensor], prefix: str = "") -> int:
 
 
 def weight_dtype(sd: Mapping[str, Tensor], prefix: str = "") -> torch.dtype | None:
-    """The dtype that most values below `prefix` have; None if there is no tensor."""
+    """The dtype that most values below `prefix` have; None if there is no tensor. Integers, which stand for other
+    numbers or for none, count only where there is nothing else."""
     counts: dict[torch.dtype, int] = {}
     for key, value in sd.items():
         if key.startswith(prefix) and isinstance(value, Tensor):
             counts[value.dtype] = counts.get(value.dtype, 0) + value.nelement()
-    return max(counts, key=counts.__getitem__) if counts else None
+    return max(counts, key=lambda dtype: (dtype.is_floating_point, counts[dtype])) if counts else None
 
 
 def get_attr(obj: Any, attr: str) -> Any:

@@ -29,6 +29,7 @@ import folder_paths
 from comfy import ledger
 from comfy.cli_args import args
 from comfy.devices import is_oom
+from comfy.scaled_weights import with_markers
 
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 SAFETENSORS_EXTENSIONS = (".safetensors", ".sft")
@@ -94,7 +95,6 @@ def _misfit(error: Exception) -> str:
 
 # A node runs in inference mode, but weights outlive it: only ordinary tensors can be parameters and be patched.
 @torch.inference_mode(False)
-@torch.inference_mode(False)
 def load_torch_file(
     ckpt: str | os.PathLike,
     safe_load: bool = False,
@@ -114,6 +114,7 @@ def load_torch_file(
     metadata = None
     if path.lower().endswith(SAFETENSORS_EXTENSIONS) or _looks_like_safetensors(path):
         sd, metadata = _load_safetensors(path, device)
+        sd = with_markers(sd, metadata)
     else:
         sd = _tensors_of(path, load_pickle(path, device))
     _note_read(path, sd)

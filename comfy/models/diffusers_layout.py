@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from comfy.models import auraflow, flux, lumina2, mmdit, pixart, unet
 from comfy.models.diffusers_names import diffusers_names
 from comfy.models.dit import count_blocks
+from comfy.scaled_weights import written_out
 
 Shapes = Mapping[str, torch.Size]
 
@@ -26,18 +27,20 @@ class DiffusersLayoutError(ValueError):
 def to_own_layout(sd: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
     """The tensors under their network's own names, fused where it fuses them; None for other layouts and families.
 
-    Tensors that go over whole are not copied. Raises DiffusersLayoutError.
+    Tensors that go over whole are not copied. Raises DiffusersLayoutError or UnfitScales.
     """
     build = next((build for mark, build in _FAMILIES if mark in sd), None)
     if build is None:
         return None
+    sd = written_out(sd)
     network = build({key: value.shape for key, value in sd.items()})
     return renamed_for(network, sd)
 
 
 def renamed_for(network: nn.Module, sd: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors with diffusers' names under the names that `network` has for them. Those that go by the same name in both
-    layouts keep it, and what it has no place for is left out. Raises DiffusersLayoutError."""
+    layouts keep it, and what it has no place for is left out. Raises DiffusersLayoutError or UnfitScales."""
+    sd = written_out(sd)
     own_shapes = {key: value.shape for key, value in network.state_dict().items()}
     places = diffusers_names(own_shapes)
 

@@ -13,7 +13,8 @@ import comfy.ops
 import comfy.utils
 from comfy.model_base import load_assigned
 from comfy.model_patcher import ModelPatcher
-from comfy.scaled_weights import SCALE, to_dtype
+from comfy.quantization import to_dtype
+from comfy.scaled_weights import is_scale, with_shapes_of_values
 from comfy.weights import source_of
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class CLIP:
         dtype = comfy.utils.weight_dtype(sd)
         operations = options.get("custom_operations", comfy.ops.manual_cast)
         with torch.inference_mode(False):
-            model = target.clip(sd, device="meta", dtype=dtype, operations=operations)
+            model = target.clip(with_shapes_of_values(sd), device="meta", dtype=dtype, operations=operations)
             model.weights_file = file  # tensors in another dtype no longer know it
             load_assigned(model, sd, "text encoder")
         self.cond_stage_model = model.eval()
@@ -226,6 +227,6 @@ def _in_dtype(sd: dict[str, Tensor], asked: torch.dtype | None, device: torch.de
     def wanted(name: str, tensor: Tensor) -> bool:
         # Of float8 only matrices: norms and biases would lose too much for what they save.
         small = eight_bits and tensor.ndim < 2
-        return tensor.is_floating_point() and not small and not name.endswith((SCALE, "weight_scale"))
+        return tensor.is_floating_point() and not small and not is_scale(name)
 
     return {name: to_dtype(tensor, dtype) if wanted(name, tensor) else tensor for name, tensor in sd.items()}

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from comfy.scaled_weights import written_out
+
 # A tensor that only files in this layout have.
 MARK = "transformer.resblocks.0.ln_1.weight"
 
@@ -41,12 +43,10 @@ def to_text_model(sd: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tenso
     Queries, keys and values are three views of open_clip's one tensor; the projection, which open_clip
     applies from the right, is transposed. Tensors with no place in the encoder (`logit_scale`, `attn_mask`,
     the image part) are left out; names already in the other layout (`text_projection.weight`, `text_model.*`)
-    are kept.
+    are kept. Raises UnfitScales where quantised weights lack their scales.
     """
     out: dict[str, Tensor] = {}
-    for key, value in sd.items():
-        if not key.startswith(prefix):
-            continue
+    for key, value in written_out({k: v for k, v in sd.items() if k.startswith(prefix)}).items():
         name = key[len(prefix) :]
         if name == "text_projection":
             out["text_projection.weight"] = value.transpose(0, 1).contiguous()

@@ -5,12 +5,14 @@ import torch
 
 import comfy.loaded_models
 import comfy.sample
+import comfy.sd
 from comfy import devices, model_detection
 from comfy.loaded_models import load_models_gpu
 from comfy.model_patcher import ModelPatcher
 from tests.cuda.simulation import DEVICE
 from tests.families.models import HEADS_AND_AXES, MORE
 from tests.families.test_denoisers import GOLDENS, denoised
+from tests.memory.test_quantized import FORMATS, quantized
 from tests.networks.golden import Golden, error
 
 HOST = torch.device("cpu")
@@ -55,4 +57,32 @@ def test_whole_and_streamed(cuda, monkeypatch, name):
     load_models_gpu([patcher])
     for _ in range(2):  # in the first run the order of the layers is learnt
         assert torch.equal(denoised(model, golden).cpu(), whole.cpu())
+    patcher.cleanup()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_quantized_weights(cuda, monkeypatch, name):
+    """They stay packed on the device, whole and streamed, and become numbers without a wait."""
+    golden = Golden("z_image")
+    stored, plain = quantized(golden.weights, name)
+    options = {"load_device": DEVICE, "offload_device": HOST}
+    patcher, written_out = (
+        comfy.sd.load_diffusion_model_state_dict(part, model_options=options) for part in (stored, plain)
+    )
+    moved(golden)
+    load_models_gpu([written_out])
+    expected = denoised(written_out.model, golden).cpu()
+    comfy.loaded_models.unload_all_models()
+    load_models_gpu([patcher])
+    whole = denoised(patcher.model, golden)
+    assert error(whole.cpu(), expected) < LIMITS[torch.bfloat16]
+    before = len(cuda.reads)
+    denoised(patcher.model, golden)
+    assert cuda.reads[before:] == []
+    assert patcher.loaded_size() == patcher.model_size() < 0.75 * written_out.model_size()
+    comfy.loaded_models.unload_all_models()
+    monkeypatch.setattr(comfy.loaded_models, "_budget", lambda entry, reserve: entry.model_memory() // 2)
+    load_models_gpu([patcher])
+    for _ in range(2):
+        assert torch.equal(denoised(patcher.model, golden).cpu(), whole.cpu())
     patcher.cleanup()

@@ -134,10 +134,10 @@ def test_rows_keep_their_own_scales_when_patched(device):
 
 INTEGERS = torch.zeros(4, 4, dtype=torch.int8)
 BESIDE = {
-    "comfy_quant": (marker(format="int8_tensorwise", convrot=True), "int8_tensorwise with convrot"),
+    "comfy_quant": (marker(format="asymmetric_w4a8", group=64), "asymmetric_w4a8 with group"),
     "weight.absmax": (torch.zeros(4), "bitsandbytes"),
     "weight.quant_state.bitsandbytes__nf4": (INTEGERS, "bitsandbytes nf4"),
-    "weight_scale_2": (torch.zeros(1), "nvfp4"),
+    "weight_scale_2": (torch.zeros(1), "nvfp4 of another program"),
     "qweight": (INTEGERS, "packed integers"),
     "weight": (INTEGERS, r"integers \(int8\)"),
 }
