@@ -47,6 +47,7 @@ _FAMILIES = {
     "comfy.denoisers.flux": ("Chroma", "Flux", "Flux2"),
     "comfy.denoisers.wan": ("WAN21", "WAN22", "WAN21_Camera", "WAN21_Vace"),
     "comfy.denoisers.zero123": ("Stable_Zero123",),
+    "comfy.denoisers.svd": ("SVD_img2vid",),
     "comfy.denoisers.unclip": ("CLIPEmbeddingNoiseAugmentation", "SD21UNCLIP"),
 }
 

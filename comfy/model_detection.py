@@ -68,9 +68,6 @@ def detect_sd_unet(state_dict: Mapping[str, Tensor], prefix: str) -> dict[str, A
         return None
     if f"{prefix}input_blocks.1.0.in_layers.0.weight" not in state_dict:
         return None
-    # Video UNets put time layers into the same frame.
-    if any(".time_stack." in k for k in state_dict):
-        return None
     return _as_dict("unet", unet.config_from_state_dict(state_dict, prefix))
 
 

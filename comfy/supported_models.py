@@ -15,6 +15,7 @@ from torch import Tensor
 import comfy.latent_formats
 from comfy import supported_models_base
 from comfy.denoisers import flux as flux_denoisers
+from comfy.denoisers import svd as svd_denoisers
 from comfy.denoisers import transformer as transformer_denoisers
 from comfy.denoisers import unclip as unclip_denoisers
 from comfy.denoisers import unet as unet_denoisers
@@ -54,6 +55,12 @@ class UNetFamily(BASE):
     """Stable Diffusion 1, 2 and XL. encoders: where a checkpoint has its text encoders."""
 
     encoders: tuple[EncoderPlace, ...] = ()
+
+    @classmethod
+    def matches(cls, unet_config: Mapping[str, Any], state_dict: Mapping[str, Tensor] | None = None) -> bool:
+        # Networks for videos have layers more than those for pictures.
+        for_videos = cls.unet_config.get("temporal", False)
+        return super().matches(unet_config, state_dict) and unet_config.get("temporal", False) == for_videos
 
     @property
     def text_encoders(self) -> tuple[str, ...]:
@@ -102,6 +109,25 @@ class Stable_Zero123(SD15):
         model = super().get_model(state_dict, prefix, device)
         model.take_projection(state_dict)
         return model
+
+
+class SVD_img2vid(UNetFamily):
+    """Stable Video Diffusion: a picture's latent beside the noisy frames, its vector instead of a text."""
+
+    unet_config = {"image_model": "unet", "temporal": True, "in_channels": 8, "adm_in_channels": 768}
+    # As for Stable Diffusion 2, out of which it was made.
+    unet_extra_config = {"attn_precision": torch.float32}
+    base_model = svd_denoisers.SVD_img2vid
+    latent_format = comfy.latent_formats.SD15
+    memory_usage_factor = 2.0
+    sampling_settings = {"sigma_max": 700.0, "sigma_min": 0.002}
+    clip_vision_prefix = "conditioner.embedders.0.open_clip.model."
+
+    def inpaint_model(self) -> bool:
+        return False
+
+    def model_type(self, state_dict: Mapping[str, Tensor], prefix: str = "") -> ModelType:
+        return ModelType.V_PREDICTION_EDM
 
 
 class SD20(UNetFamily):
@@ -538,6 +564,7 @@ class WAN22_T2V(WAN21_T2V):
 models: list[Any] = [
     SD_X4Upscaler,
     Stable_Zero123,
+    SVD_img2vid,
     SD15_instructpix2pix,
     SD15,
     SD20,

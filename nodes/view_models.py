@@ -70,6 +70,63 @@ class ImageOnlyCheckpointSave(_Saver):
         return {}
 
 
+class SVD_img2vid_Conditioning:
+    DESCRIPTION = "Shows Stable Video Diffusion the picture that a video is to begin with."
+    DISPLAY_NAME = "SVD_img2vid_Conditioning"
+    CATEGORY = "model/conditioning/stable video"
+    RETURN_TYPES = ("CONDITIONING", "CONDITIONING", "LATENT")
+    RETURN_NAMES = ("positive", "negative", "latent")
+    FUNCTION = "encode"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        size = {"min": 16, "max": MAX_RESOLUTION, "step": CELL}
+        frames = {"default": 14, "min": 1, "max": 4096, "tooltip": "Length of the video: 14 or 25, as the model."}
+        motion = {"default": 127, "min": 1, "max": 1023, "advanced": True, "tooltip": "How much is to move."}
+        level = {"default": 0.0, "min": 0.0, "max": 10.0, "step": 0.01, "advanced": True}
+        return {
+            "required": {
+                "clip_vision": ("CLIP_VISION", {"tooltip": "Image encoder of the model."}),
+                "init_image": ("IMAGE", {"tooltip": "First picture of the video."}),
+                "vae": ("VAE", {"tooltip": "VAE of the model."}),
+                "width": ("INT", {"default": 1024, **size, "tooltip": "Width in pixels."}),
+                "height": ("INT", {"default": 576, **size, "tooltip": "Height in pixels."}),
+                "video_frames": ("INT", frames),
+                "motion_bucket_id": ("INT", motion),
+                "fps": ("INT", {"default": 6, "min": 1, "max": 1024, "tooltip": "Frames in a second."}),
+                "augmentation_level": ("FLOAT", {**level, "tooltip": "Noise put into the picture: less like it."}),
+            }
+        }
+
+    def encode(
+        self,
+        clip_vision: Any,
+        init_image: Any,
+        vae: Any,
+        width: int,
+        height: int,
+        video_frames: int,
+        motion_bucket_id: int,
+        fps: int,
+        augmentation_level: float,
+    ) -> tuple[list, list, dict]:
+        import torch
+
+        import comfy.utils
+
+        check_vae(vae)
+        seen = clip_vision.encode_image(init_image).image_embeds.unsqueeze(0)
+        pixels = comfy.utils.common_upscale(init_image.movedim(-1, 1), width, height, "bilinear", "center")
+        pixels = pixels.movedim(1, -1)[..., :3]
+        if augmentation_level > 0:
+            pixels = pixels + torch.randn_like(pixels) * augmentation_level
+        told = {"motion_bucket_id": motion_bucket_id, "fps": fps, "augmentation_level": augmentation_level}
+        latent = vae.encode(pixels)
+        positive = [[seen, {**told, "concat_latent_image": latent}]]
+        negative = [[torch.zeros_like(seen), {**told, "concat_latent_image": torch.zeros_like(latent)}]]
+        return positive, negative, {"samples": torch.zeros(video_frames, 4, height // CELL, width // CELL)}
+
+
 def camera_place(elevation: float, azimuth: float) -> Any:
     """What Zero123 is told of the camera [1, 1, 4]: how much higher it goes, sine and cosine of how far round, and the
     height it starts from, as the training counted it from the pole."""
@@ -195,6 +252,10 @@ class StableZero123_Conditioning_Batched(io.ComfyNode):
 
 
 NODES = {
-    "comfy_extras.nodes_video_model": [ImageOnlyCheckpointLoader, ImageOnlyCheckpointSave],
+    "comfy_extras.nodes_video_model": [
+        ImageOnlyCheckpointLoader,
+        ImageOnlyCheckpointSave,
+        SVD_img2vid_Conditioning,
+    ],
     "comfy_extras.nodes_stable3d": [StableZero123_Conditioning, StableZero123_Conditioning_Batched],
 }

@@ -414,22 +414,26 @@ class SpatialTransformer(nn.Module):
     def forward(
         self, x: Tensor, context: Tensor | list[Tensor] | None = None, transformer_options: dict | None = None
     ) -> Tensor:
-        residual = x
-        _, _, height, width = x.shape
+        residual, (height, width) = x, x.shape[2:]
         transformer_options = {**(transformer_options or {}), "activations_shape": list(x.shape)}
-        x = self.norm(x)
-        if not self.use_linear:
-            x = self.proj_in(x)
-        x = x.flatten(2).transpose(1, 2)
-        if self.use_linear:
-            x = self.proj_in(x)
+        x = self._enter(x)
         for index, block in enumerate(self.transformer_blocks):
             transformer_options["block_index"] = index
             block_context = context[min(index, len(context) - 1)] if isinstance(context, list) else context
             x = block(x, block_context, transformer_options)
+        return self._leave(x, height, width) + residual
+
+    def _enter(self, x: Tensor) -> Tensor:
+        """[batch, channels, height, width] -> [batch, pixels, width of the blocks]."""
+        x = self.norm(x)
+        if not self.use_linear:
+            x = self.proj_in(x)
+        x = x.flatten(2).transpose(1, 2)
+        return self.proj_in(x) if self.use_linear else x
+
+    def _leave(self, x: Tensor, height: int, width: int) -> Tensor:
+        """The way back."""
         if self.use_linear:
             x = self.proj_out(x)
         x = x.transpose(1, 2).unflatten(2, (height, width))
-        if not self.use_linear:
-            x = self.proj_out(x)
-        return x + residual
+        return x if self.use_linear else self.proj_out(x)

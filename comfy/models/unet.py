@@ -1,7 +1,8 @@
 """The UNet of Stable Diffusion 1, 2, XL and their inpainting and editing variants.
 
 Sources: Ronneberger et al. 2015 (UNet), Ho et al. 2020 (residual blocks with time embedding), Rombach et al.
-2022 (spatial transformers), Podell et al. 2023 (SDXL: transformer depth per level, vector conditioning).
+2022 (spatial transformers), Podell et al. 2023 (SDXL: transformer depth per level, vector conditioning), Blattmann et
+al. 2023 (Stable Video Diffusion: layers across frames).
 
 `config_from_state_dict` reads every dimension from the shapes of the tensors, so a file needs no config next
 to it. To train from scratch: `net = UNetModel(config)`, then `comfy.ops.init_weights(net)`.
@@ -10,16 +11,16 @@ to it. To train from scratch: `net = UNetModel(config)`, then `comfy.ops.init_we
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import comfy.ops
 from comfy.models.attention import SpatialTransformer
+from comfy.models.unet_blocks import Downsample, ResBlock, TimestepBlock, Upsample, timestep_embedding
+from comfy.models.video_blocks import SpatialVideoTransformer, VideoResBlock
 
 # Stable Diffusion 1 splits every width into 8 heads; 2 and XL (recognised by their linear projections around
 # the transformer blocks) use heads of 64 channels.
@@ -35,7 +36,8 @@ class UNetConfig:
     for the decoder (one more per level). transformer_depth_middle: -1 = a single residual block in the
     middle, -2 = no middle block. Exactly one of num_heads and num_head_channels is positive. adm_in_channels:
     width of the vector `y`, None if there is none. label_count: `y` is one of so many numbers instead.
-    disable_self_attentions: levels whose first attention looks at the context, too.
+    disable_self_attentions: levels whose first attention looks at the context, too. temporal: behind each block is one
+    across the frames of a video.
     """
 
     in_channels: int = 4
@@ -54,6 +56,7 @@ class UNetConfig:
     attn_precision: torch.dtype | None = None
     label_count: int | None = None
     disable_self_attentions: tuple[bool, ...] = ()
+    temporal: bool = False
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> UNetConfig:
@@ -159,6 +162,7 @@ def config_from_state_dict(
         "use_linear_in_transformer": use_linear,
         "num_heads": -1 if use_linear else SD1_HEADS,
         "num_head_channels": SD2_HEAD_CHANNELS if use_linear else -1,
+        "temporal": has("input_blocks.1.0.time_stack.in_layers.0.weight"),
     }
     if has("label_emb.weight"):
         # The x4 upscaler: told a noise level, 8 heads everywhere, and little self-attention.
@@ -170,151 +174,11 @@ def config_from_state_dict(
     return UNetConfig(**values)
 
 
-def timestep_embedding(timesteps: Tensor, dim: int, max_period: float = 10000.0) -> Tensor:
-    """Sinusoidal embedding [n, dim] = cat(cos, sin) of timesteps [n] (float, may be fractional), in
-    float32."""
-    half = dim // 2
-    frequencies = torch.exp(
-        -math.log(max_period) / half * torch.arange(half, dtype=torch.float32, device=timesteps.device)
-    )
-    angles = timesteps[:, None].float() * frequencies[None]
-    embedding = torch.cat([angles.cos(), angles.sin()], dim=-1)
-    return F.pad(embedding, (0, 1)) if dim % 2 else embedding
-
-
-class TimestepBlock(nn.Module):
-    """A module whose forward takes the time embedding as second argument."""
-
-
-def _convolution(operations: Any, dims: int, *args: Any, **kwargs: Any) -> nn.Module:
-    kinds = {1: "Conv1d", 2: "Conv2d", 3: "Conv3d"}
-    if dims not in kinds:
-        raise ValueError(f"dims is {dims}, expected 1, 2 or 3")
-    return getattr(operations, kinds[dims])(*args, **kwargs)
-
-
-class Upsample(nn.Module):
-    """Nearest neighbour to twice the size, or to the spatial size of `output_shape`; then a convolution, if
-    `use_conv`. With `dims=3` the first of the three sizes stays."""
-
-    def __init__(
-        self,
-        channels: int,
-        use_conv: bool = True,
-        dims: int = 2,
-        out_channels: int | None = None,
-        padding: int = 1,
-        dtype=None,
-        device=None,
-        operations=comfy.ops.disable_weight_init,
-    ):
-        super().__init__()
-        self.channels = channels
-        self.out_channels = out_channels or channels
-        self.use_conv = use_conv
-        self.dims = dims
-        if use_conv:
-            self.conv = _convolution(
-                operations, dims, channels, self.out_channels, 3, padding=padding, dtype=dtype, device=device
-            )
-
-    def forward(self, x: Tensor, output_shape: tuple[int, ...] | None = None) -> Tensor:
-        factors = (1, 2, 2) if self.dims == 3 else (2,) * self.dims
-        size = (
-            tuple(output_shape[2:]) if output_shape is not None else tuple(n * f for n, f in zip(x.shape[2:], factors))
-        )
-        x = F.interpolate(x, size=size, mode="nearest")
-        return self.conv(x) if self.use_conv else x
-
-
-class Downsample(nn.Module):
-    """Convolution with stride 2, odd sizes round up; without `use_conv` the mean of each pair, odd sizes round down.
-    With `dims=3` the first of the three sizes stays."""
-
-    def __init__(
-        self,
-        channels: int,
-        use_conv: bool = True,
-        dims: int = 2,
-        out_channels: int | None = None,
-        padding: int = 1,
-        dtype=None,
-        device=None,
-        operations=comfy.ops.disable_weight_init,
-    ):
-        super().__init__()
-        self.channels = channels
-        self.out_channels = out_channels or channels
-        self.use_conv = use_conv
-        self.dims = dims
-        stride = (1, 2, 2) if dims == 3 else 2
-        if use_conv:
-            self.op = _convolution(
-                operations,
-                dims,
-                channels,
-                self.out_channels,
-                3,
-                stride=stride,
-                padding=padding,
-                dtype=dtype,
-                device=device,
-            )
-        else:
-            if self.out_channels != channels:
-                raise ValueError(f"without a convolution {channels} channels cannot become {out_channels}")
-            self.op = {1: nn.AvgPool1d, 2: nn.AvgPool2d, 3: nn.AvgPool3d}[dims](stride, stride)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.op(x)
-
-
-class ResBlock(TimestepBlock):
-    """Two normed convolutions with the time embedding added between them, around a residual."""
-
-    def __init__(
-        self,
-        channels: int,
-        emb_channels: int,
-        dropout: float = 0.0,
-        out_channels: int | None = None,
-        dtype=None,
-        device=None,
-        operations=comfy.ops.disable_weight_init,
-    ):
-        super().__init__()
-        factory = {"dtype": dtype, "device": device}
-        out_channels = out_channels or channels
-        self.channels = channels
-        self.emb_channels = emb_channels
-        self.out_channels = out_channels
-        self.in_layers = nn.Sequential(
-            operations.GroupNorm(32, channels, **factory),
-            nn.SiLU(),
-            operations.Conv2d(channels, out_channels, 3, padding=1, **factory),
-        )
-        self.emb_layers = nn.Sequential(nn.SiLU(), operations.Linear(emb_channels, out_channels, **factory))
-        self.out_layers = nn.Sequential(
-            operations.GroupNorm(32, out_channels, **factory),
-            nn.SiLU(),
-            nn.Dropout(dropout),
-            operations.Conv2d(out_channels, out_channels, 3, padding=1, **factory),
-        )
-        if out_channels == channels:
-            self.skip_connection = nn.Identity()
-        else:
-            self.skip_connection = operations.Conv2d(channels, out_channels, 1, **factory)
-
-    def forward(self, x: Tensor, emb: Tensor) -> Tensor:
-        h = self.in_layers(x) + self.emb_layers(emb)[:, :, None, None]
-        return self.skip_connection(x) + self.out_layers(h)
-
-
 class TimestepEmbedSequential(nn.Sequential, TimestepBlock):
     """A stack whose members get, each as far as it takes them: time embedding, context, output shape."""
 
-    def forward(self, x: Tensor, emb: Tensor, context=None, transformer_options: dict | None = None, output_shape=None):
-        return forward_timestep_embed(self, x, emb, context, transformer_options, output_shape)
+    def forward(self, x: Tensor, emb: Tensor, context=None, transformer_options: dict | None = None, *args, **kwargs):
+        return forward_timestep_embed(self, x, emb, context, transformer_options, *args, **kwargs)
 
 
 def forward_timestep_embed(
@@ -324,13 +188,24 @@ def forward_timestep_embed(
     context: Tensor | list[Tensor] | None = None,
     transformer_options: dict | None = None,
     output_shape: tuple[int, ...] | None = None,
+    time_context: Tensor | None = None,
+    num_video_frames: int | None = None,
+    image_only_indicator: Tensor | None = None,
 ) -> Tensor:
-    """Run one block of the UNet. Layers of kinds unknown here may be handled by the patches
-    `forward_timestep_embed_patch`: pairs (class, function(layer, x, emb, context, options, output_shape))."""
+    """Run one block of the UNet; the last three arguments are for layers across frames (comfy.models.video_blocks).
+    Layers of kinds unknown here may be handled by the patches `forward_timestep_embed_patch`: pairs (class,
+    function(layer, x, emb, context, options, output_shape, time_context, num_video_frames, image_only_indicator)), the
+    last three for a video only."""
     transformer_options = {} if transformer_options is None else transformer_options
     for layer in layers:
-        if isinstance(layer, TimestepBlock):
+        if isinstance(layer, VideoResBlock):
+            x = layer(x, emb, num_video_frames, image_only_indicator)
+        elif isinstance(layer, TimestepBlock):
             x = layer(x, emb)
+        elif isinstance(layer, SpatialVideoTransformer):
+            x = layer(x, context, time_context, num_video_frames, image_only_indicator, transformer_options)
+            if "transformer_index" in transformer_options:
+                transformer_options["transformer_index"] += 1
         elif isinstance(layer, SpatialTransformer):
             x = layer(x, context, transformer_options)
             if "transformer_index" in transformer_options:
@@ -338,14 +213,15 @@ def forward_timestep_embed(
         elif isinstance(layer, Upsample):
             x = layer(x, output_shape=output_shape)
         else:
-            x = _foreign_layer(layer, x, emb, context, transformer_options, output_shape)
+            video = () if num_video_frames is None else (time_context, num_video_frames, image_only_indicator)
+            x = _foreign_layer(layer, x, emb, context, transformer_options, output_shape, *video)
     return x
 
 
-def _foreign_layer(layer, x, emb, context, transformer_options, output_shape) -> Tensor:
+def _foreign_layer(layer, x, emb, context, transformer_options, *args) -> Tensor:
     for kind, function in transformer_options.get("patches", {}).get("forward_timestep_embed_patch", ()):
         if isinstance(layer, kind):
-            return function(layer, x, emb, context, transformer_options, output_shape)
+            return function(layer, x, emb, context, transformer_options, *args)
     return layer(x)
 
 
@@ -379,22 +255,32 @@ class _Layers:
         return self.operations.Conv2d(in_channels, self.config.model_channels, 3, padding=1, **self.factory)
 
     def residual(self, channels: int, out_channels: int) -> ResBlock:
+        if self.config.temporal:
+            return VideoResBlock(
+                channels,
+                self.emb_channels,
+                video_kernel_size=(3, 1, 1),
+                merge_strategy="learned_with_images",
+                out_channels=out_channels,
+                **self.layers,
+            )
         return ResBlock(channels, self.emb_channels, out_channels=out_channels, **self.layers)
 
     def transformer(self, channels: int, depth: int, level: int | None = None) -> SpatialTransformer:
         """level: where it is; None for the middle."""
         heads, width = self.config.heads_for(channels)
-        return SpatialTransformer(
-            channels,
-            heads,
-            width,
-            depth=depth,
-            context_dim=self.config.context_dim,
-            disable_self_attn=level is not None and self.config.looks_at_context(level),
-            use_linear=self.config.use_linear_in_transformer,
-            attn_precision=self.config.attn_precision,
+        options = {
+            "depth": depth,
+            "context_dim": self.config.context_dim,
+            "disable_self_attn": level is not None and self.config.looks_at_context(level),
+            "use_linear": self.config.use_linear_in_transformer,
+            "attn_precision": self.config.attn_precision,
             **self.layers,
-        )
+        }
+        if self.config.temporal:
+            across_frames = {"use_spatial_context": True, "merge_strategy": "learned_with_images", "ff_in": True}
+            return SpatialVideoTransformer(channels, heads, width, **across_frames, **options)
+        return SpatialTransformer(channels, heads, width, **options)
 
 
 class UNetEncoder(nn.Module):
@@ -511,15 +397,20 @@ class UNetModel(UNetEncoder):
         """Output [batch, out_channels, height, width].
 
         x: [batch, in_channels, height, width], any size; timesteps: [batch] floats; context: [batch, tokens,
-        context_dim]; y: [batch, adm_in_channels]. control: lists `input`, `middle`, `output` of tensors to
-        add, each used from its end. transformer_options: see `comfy.models.attention`; the UNet adds the
-        patches `emb_patch` (emb, model_channels, options), `input_block_patch` and
-        `input_block_patch_after_skip` (h, options), `middle_block_after_patch` (h, options) and
-        `output_block_patch` (h, skip, options) -> both.
+        context_dim]; y: [batch, adm_in_channels]. control: lists `input`, `middle`, `output` of tensors to add,
+        each used from its end. Of a temporal UNet the batch is one video, or several of `num_video_frames`
+        frames each; `time_context`: see `SpatialVideoTransformer`. transformer_options: see
+        `comfy.models.attention`; the UNet adds the patches `emb_patch` (emb, model_channels, options),
+        `input_block_patch` and `input_block_patch_after_skip` (h, options), `middle_block_after_patch` (h,
+        options) and `output_block_patch` (h, skip, options) -> both.
         """
         options = {**(transformer_options or {}), "original_shape": list(x.shape), "transformer_index": 0}
         patches = options.get("patches", {})
         control = {name: list(tensors) for name, tensors in control.items()} if control else None
+        video = {}
+        if self.config.temporal:
+            video = {name: kwargs.get(name) for name in ("time_context", "num_video_frames", "image_only_indicator")}
+            video["num_video_frames"] = video["num_video_frames"] or x.shape[0]
 
         emb = self.embed(timesteps, x.dtype)
         for patch in patches.get("emb_patch", ()):
@@ -530,7 +421,7 @@ class UNetModel(UNetEncoder):
         h, skips = x, []
         for number, block in enumerate(self.input_blocks):
             options["block"] = ("input", number)
-            h = forward_timestep_embed(block, h, emb, context, options)
+            h = forward_timestep_embed(block, h, emb, context, options, **video)
             h = apply_control(h, control, "input")
             for patch in patches.get("input_block_patch", ()):
                 h = patch(h, options)
@@ -540,7 +431,7 @@ class UNetModel(UNetEncoder):
 
         options["block"] = ("middle", 0)
         if self.middle_block is not None:
-            h = forward_timestep_embed(self.middle_block, h, emb, context, options)
+            h = forward_timestep_embed(self.middle_block, h, emb, context, options, **video)
         h = apply_control(h, control, "middle")
         for patch in patches.get("middle_block_after_patch", ()):
             h = patch(h, options)
@@ -551,6 +442,7 @@ class UNetModel(UNetEncoder):
             for patch in patches.get("output_block_patch", ()):
                 h, skip = patch(h, skip, options)
             output_shape = skips[-1].shape if skips else None
-            h = forward_timestep_embed(block, torch.cat([h, skip], dim=1), emb, context, options, output_shape)
+            joined = torch.cat([h, skip], dim=1)
+            h = forward_timestep_embed(block, joined, emb, context, options, output_shape, **video)
 
         return self.out(h)

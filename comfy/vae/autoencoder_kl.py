@@ -1,7 +1,8 @@
 """The image autoencoder of Stable Diffusion 1/2/XL (4 channels) and of SD3 and Flux (16 channels).
 
 Source: Rombach et al. 2022, appendix G (the KL-regularised autoencoder). With quant convolutions around the
-latent in the older files, without in the newer ones.
+latent in the older files, without in the newer ones. The decoder of Stable Video Diffusion (Blattmann et al. 2023)
+mixes the frames of a video as well.
 
 To train from scratch: `net = AutoencoderKL(config)`, then `comfy.ops.init_weights(net)`; `moments` gives mean
 and log variance for the KL term.
@@ -17,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import comfy.ops
+from comfy.models.unet_blocks import ResBlock
 
 NORM_EPS = 1e-6
 
@@ -25,7 +27,9 @@ NORM_EPS = 1e-6
 class AutoencoderConfig:
     """Shape of the autoencoder; `ch_mult` runs from full resolution to the latent's.
 
-    embed_dim: channels of the latent outside the quant convolutions; None when the file has none.
+    embed_dim: channels of the latent outside the quant convolutions; None when the file has none. quant_conv: whether
+    there is one behind the encoder (None: if there is one before the decoder). temporal: the decoder takes its batch
+    for a video.
     """
 
     in_channels: int = 3
@@ -36,6 +40,8 @@ class AutoencoderConfig:
     z_channels: int = 4
     double_z: bool = True
     embed_dim: int | None = 4
+    quant_conv: bool | None = None
+    temporal: bool = False
 
     @property
     def downscale(self) -> int:
@@ -71,6 +77,8 @@ def config_from_state_dict(sd: Mapping[str, Tensor], prefix: str = "") -> Autoen
         z_channels=z_channels,
         double_z=shape("encoder.conv_out.weight")[0] == 2 * z_channels,
         embed_dim=shape("post_quant_conv.weight")[1] if quant else None,
+        quant_conv=f"{prefix}quant_conv.weight" in sd,
+        temporal=f"{prefix}decoder.mid.block_1.mix_factor" in sd,
     )
 
 
@@ -93,6 +101,28 @@ class ResnetBlock(nn.Module):
         if self.nin_shortcut is not None:
             x = self.nin_shortcut(x)
         return x + h
+
+
+def _as_video(layer: nn.Module, frames: Tensor) -> Tensor:
+    """What a layer for videos makes of frames [frames, channels, height, width]."""
+    return layer(frames.transpose(0, 1)[None])[0].transpose(0, 1)
+
+
+class VideoResnetBlock(ResnetBlock):
+    """A block within frames, then one across the frames [frames, channels, height, width], mixed."""
+
+    def __init__(self, in_channels: int, out_channels: int, operations, **factory):
+        super().__init__(in_channels, out_channels, operations, **factory)
+        self.time_stack = ResBlock(
+            out_channels, 0, dims=3, kernel_size=(3, 1, 1), skip_t_emb=True, operations=operations, **factory
+        )
+        self.mix_factor = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = super().forward(x)
+        across = _as_video(self.time_stack, x)
+        share = torch.sigmoid(self.mix_factor.to(x))
+        return share * across + (1.0 - share) * x
 
 
 class AttnBlock(nn.Module):
@@ -137,11 +167,11 @@ class Upsample(nn.Module):
 
 
 class Middle(nn.Module):
-    def __init__(self, channels: int, operations, **factory):
+    def __init__(self, channels: int, operations, block: type[ResnetBlock] = ResnetBlock, **factory):
         super().__init__()
-        self.block_1 = ResnetBlock(channels, channels, operations, **factory)
+        self.block_1 = block(channels, channels, operations, **factory)
         self.attn_1 = AttnBlock(channels, operations, **factory)
-        self.block_2 = ResnetBlock(channels, channels, operations, **factory)
+        self.block_2 = block(channels, channels, operations, **factory)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.block_2(self.attn_1(self.block_1(x)))
@@ -150,11 +180,12 @@ class Middle(nn.Module):
 class Level(nn.Module):
     """One resolution: residual blocks, then a change of size unless it is the last."""
 
-    def __init__(self, in_channels: int, out_channels: int, blocks: int, operations, **factory):
+    def __init__(
+        self, in_channels: int, out_channels: int, blocks: int, operations, block: type = ResnetBlock, **factory
+    ):
         super().__init__()
         self.block = nn.ModuleList(
-            ResnetBlock(in_channels if i == 0 else out_channels, out_channels, operations, **factory)
-            for i in range(blocks)
+            block(in_channels if i == 0 else out_channels, out_channels, operations, **factory) for i in range(blocks)
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -201,10 +232,11 @@ class Decoder(nn.Module):
         super().__init__()
         channels = config.ch * config.ch_mult[-1]
         self.conv_in = operations.Conv2d(config.z_channels, channels, 3, padding=1, **factory)
-        self.mid = Middle(channels, operations, **factory)
+        block = VideoResnetBlock if config.temporal else ResnetBlock
+        self.mid = Middle(channels, operations, block, **factory)
         levels = []
         for index, mult in reversed(list(enumerate(config.ch_mult))):
-            level = Level(channels, config.ch * mult, config.num_res_blocks + 1, operations, **factory)
+            level = Level(channels, config.ch * mult, config.num_res_blocks + 1, operations, block, **factory)
             channels = config.ch * mult
             if index != 0:
                 level.upsample = Upsample(channels, operations, **factory)
@@ -213,12 +245,17 @@ class Decoder(nn.Module):
         self.up = nn.ModuleList(reversed(levels))
         self.norm_out = operations.GroupNorm(32, channels, eps=NORM_EPS, **factory)
         self.conv_out = operations.Conv2d(channels, config.out_channels, 3, padding=1, **factory)
+        if config.temporal:
+            out = config.out_channels
+            self.conv_out.time_mix_conv = operations.Conv3d(out, out, (3, 1, 1), padding=(1, 0, 0), **factory)
 
     def forward(self, z: Tensor) -> Tensor:
         h = self.mid(self.conv_in(z))
         for level in reversed(self.up):
             h = level(h)
-        return self.conv_out(F.silu(self.norm_out(h)))
+        out = self.conv_out(F.silu(self.norm_out(h)))
+        across_frames = getattr(self.conv_out, "time_mix_conv", None)
+        return out if across_frames is None else _as_video(across_frames, out)
 
 
 class AutoencoderKL(nn.Module):
@@ -237,9 +274,11 @@ class AutoencoderKL(nn.Module):
         self.encoder = Encoder(config, operations, **factory)
         self.decoder = Decoder(config, operations, **factory)
         self.quant_conv = self.post_quant_conv = None
+        factor = 2 if config.double_z else 1
+        if config.quant_conv or (config.quant_conv is None and config.embed_dim is not None):
+            width = config.z_channels if config.embed_dim is None else config.embed_dim
+            self.quant_conv = operations.Conv2d(config.z_channels * factor, width * factor, 1, **factory)
         if config.embed_dim is not None:
-            factor = 2 if config.double_z else 1
-            self.quant_conv = operations.Conv2d(config.z_channels * factor, config.embed_dim * factor, 1, **factory)
             self.post_quant_conv = operations.Conv2d(config.embed_dim, config.z_channels, 1, **factory)
 
     def moments(self, pixels: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -16,7 +16,7 @@ from tests.networks.golden import DATA, Golden
 DETECTED = json.loads(gzip.decompress((DATA / "detected.json.gz").read_bytes()))
 CHECKPOINTS = DETECTED["checkpoints"]
 # Families whose networks are not part of this program.
-OTHERS = ("cosmos", "hunyuan_video", "ltxv", "mochi", "svd")
+OTHERS = ("cosmos", "hunyuan_video", "ltxv", "mochi")
 NAMES = [name for name in CHECKPOINTS if not name.startswith(OTHERS)]
 # Values that are kept in another form here. `in_channels` of Chroma counts those of a latent cell, not of a patch.
 OTHER_FORM = {"attn_precision", "num_res_blocks"}

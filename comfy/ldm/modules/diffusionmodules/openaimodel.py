@@ -12,8 +12,9 @@ import comfy.ops
 from comfy.faces import Face, mirror
 from comfy.models.attention import SpatialTransformer
 from comfy.models.unet import UNetConfig
+from comfy.models.video_blocks import VideoResBlock
 
-__all__ = ["SpatialTransformer", "UNetModel", "UnsupportedUNet", "unet_config"]
+__all__ = ["SpatialTransformer", "UNetModel", "UnsupportedUNet", "VideoResBlock", "unet_config"]
 
 
 class UnsupportedUNet(ValueError):
@@ -33,8 +34,15 @@ _NEUTRAL: dict[str, Any] = {
     "disable_self_attentions": None,
     "num_attention_blocks": None,
     "disable_middle_self_attn": False,
-    "use_temporal_resblock": False,
-    "use_temporal_attention": False,
+}
+# Layers across frames are those of Stable Video Diffusion, or there are none.
+_TEMPORAL: dict[str, Any] = {
+    "use_temporal_resblock": True,
+    "use_spatial_context": True,
+    "extra_ff_mix_layer": True,
+    "merge_strategy": "learned_with_images",
+    "video_kernel_size": [3, 1, 1],
+    "disable_temporal_crossattention": False,
 }
 
 
@@ -121,6 +129,12 @@ def unet_config(
     for name, neutral in _NEUTRAL.items():
         if others.get(name, neutral) != neutral:
             raise UnsupportedUNet(f"{name}={others[name]!r}: this UNet only has {neutral!r}")
+    temporal = bool(others.get("use_temporal_attention"))
+    wanted = _TEMPORAL if temporal else {"use_temporal_resblock": False}
+    for name, value in wanted.items():
+        given = others.get(name, value)
+        if (list(given) if isinstance(given, tuple) else given) != value:
+            raise UnsupportedUNet(f"{name}={given!r}: with use_temporal_attention={temporal} it is {value!r} here")
     if num_classes not in (None, "sequential"):
         raise UnsupportedUNet(f"num_classes={num_classes!r}: this UNet takes a vector ('sequential') or nothing")
     levels = len(channel_mult)
@@ -146,6 +160,7 @@ def unet_config(
         num_heads=num_heads,
         num_head_channels=num_head_channels,
         attn_precision=attn_precision,
+        temporal=temporal,
     )
 
 
