@@ -10,6 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.models import BPE
 
 import comfy.utils
 import execution
@@ -17,11 +19,13 @@ import folder_paths
 import nodes
 from comfy.interrupt import InterruptProcessingException, interrupt_current_processing
 from comfy.text_encoders import chat_templates, llm_generation
+from comfy.text_encoders.byte_pairs import QWEN_SPECIAL
 from comfy.text_encoders.chat_templates import CHATS
 from comfy.text_encoders.hidream import LLAMA_PAD, LLAMA_START, HiDreamTEModel, HiDreamTokenizer
 from comfy.text_encoders.llm_cache import Cache
 from comfy.text_encoders.llm_encoder import LLMTextEncoder, PicturesNotSeen
 from comfy.text_encoders.llm_generation import EmptyPrompt, LanguageModel, NoLanguageModel, SoundNotHeard, logits_of
+from comfy.text_encoders.sentence_vocabulary import SOURCES, Vocabulary
 from comfy.text_encoders.token_choice import Sampling
 from nodes.conditioning import MissingClip
 from nodes.text_generation import FRAME_PIXELS, MOST_FRAMES, TextGenerate, frames_of
@@ -171,6 +175,19 @@ def test_thoughts():
     assert qwen.answer("<think>\nhm\n</think>\n\na cat") == "\n\na cat"
     assert qwen.answer("<think>\nhm") == "<think>\nhm" and qwen.answer("a cat") == "a cat"
     assert llama.answer("a</think>b") == "a</think>b"
+
+
+def test_a_vocabulary_that_ends_before_thoughts_is_completed(tmp_path, monkeypatch):
+    """Qwen 2.5's own file has no tokens for them; those of a text are read, those that mark its parts are not."""
+    words = [AddedToken(w, special=True, normalized=False) for w in QWEN_SPECIAL if "think" not in w]
+    tokenizer = Tokenizer(BPE(vocab=VOCABULARY, merges=[]))
+    tokenizer.add_special_tokens([word for word in words if "response" not in word.content])
+    (tmp_path / "tokenizer.json").write_text(tokenizer.to_str())
+    source = SOURCES["qwen2.5"]._replace(pieces=SPECIAL + 22)
+    monkeypatch.setitem(SOURCES, "qwen2.5", source)
+    vocabulary = Vocabulary("qwen2.5", folders=[tmp_path])
+    assert vocabulary.encode("<|im_end|><think></think>") == [END, THINK, THOUGHT]
+    assert vocabulary.decode([END, THINK, THOUGHT, PICTURE]) == "<think> </think>"
 
 
 def test_llamas_turn_ends_within_the_prompt():
