@@ -1,8 +1,8 @@
 """A language model writes: the head that makes words of hidden states, and the loop from a prompt to an answer.
 
 The text encoders of several families are whole language models (see `comfy.text_encoders.llama`); what encoding does
-not need of them is here. Gemma 2 caps the logits of its words as published; the cap on its attention is left out, as
-in encoding, and so is its window of 4096 tokens.
+not need of them is here. Gemma 2 caps the logits of its words as published. Left out, as in encoding, are the cap on
+its attention, its window of 4096 tokens, and the frequencies that Llama 3.1 stretches for long texts.
 """
 
 from __future__ import annotations
