@@ -64,6 +64,7 @@ EXTRA_FAMILIES = (
     "family_text",
     "llm_text",
     "picture_text",
+    "text_generation",
     "unet_patches",
     "attention_guidance",
     "normalized_attention",

@@ -28,6 +28,11 @@ QWEN_SPECIAL = (
     *("<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>"),
     *("<|repo_name|>", "<|file_sep|>", "<tool_response>", "</tool_response>", "<think>", "</think>"),
 )
+# Of these the ones that belong to a text that a model writes. The others only mark its parts, or what is no text.
+QWEN_TEXT_MARKS = (
+    *("<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>"),
+    *("<|repo_name|>", "<|file_sep|>", "<tool_response>", "</tool_response>", "<think>", "</think>"),
+)
 
 
 class BadVocabularyError(ValueError):
@@ -53,7 +58,13 @@ def qwen_tokenizer(vocabulary: str, merges: str) -> Tokenizer:
     pairs = [tuple(line.split(" ")) for line in lines]
     tokenizer = _byte_level(words, pairs, QWEN_WORD)
     tokenizer.normalizer = normalizers.NFC()
-    tokenizer.add_special_tokens([AddedToken(word, special=True, normalized=False) for word in QWEN_SPECIAL])
+    return complete_qwen(tokenizer)
+
+
+def complete_qwen(tokenizer: Tokenizer) -> Tokenizer:
+    """Add the tokens behind the pairs that it lacks: Qwen 2.5's own file ends before the last four, Qwen 3's."""
+    missing = [word for word in QWEN_SPECIAL if tokenizer.token_to_id(word) is None]
+    tokenizer.add_tokens([AddedToken(w, special=w not in QWEN_TEXT_MARKS, normalized=False) for w in missing])
     return tokenizer
 
 

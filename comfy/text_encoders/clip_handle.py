@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +16,8 @@ from comfy.model_base import load_assigned
 from comfy.model_patcher import ModelPatcher
 from comfy.quantization import to_dtype
 from comfy.scaled_weights import is_scale, with_shapes_of_values
+from comfy.text_encoders.llm_generation import LanguageModel, OutputHead, take_head
+from comfy.text_encoders.token_choice import Sampling
 from comfy.weights import source_of
 
 if TYPE_CHECKING:
@@ -30,7 +33,10 @@ class CLIP:
 
     target: what builds them; state_dict: the encoder's tensors, named as its model names them. `clone()`
     shares the model. disable_dynamic: accepted for the interface's sake; encoders are always loaded whole.
+    head_patcher: the output head of a language model, which only writing needs; None where the file has none.
     """
+
+    head_patcher: ModelPatcher | None = None
 
     def __init__(
         self,
@@ -50,6 +56,7 @@ class CLIP:
         load_device = options.get("load_device", comfy.model_management.text_encoder_device())
         offload_device = options.get("offload_device", comfy.model_management.text_encoder_offload_device())
         file = source_of(sd.values())
+        head = _in_dtype(take_head(sd), options.get("dtype"), torch.device(load_device))
         sd = _in_dtype(sd, options.get("dtype"), torch.device(load_device))
         dtype = comfy.utils.weight_dtype(sd)
         operations = options.get("custom_operations", comfy.ops.manual_cast)
@@ -57,6 +64,9 @@ class CLIP:
             model = target.clip(with_shapes_of_values(sd), device="meta", dtype=dtype, operations=operations)
             model.weights_file = file  # tensors in another dtype no longer know it
             load_assigned(model, sd, "text encoder")
+            head = OutputHead.build(head, dtype=comfy.utils.weight_dtype(head), operations=operations)
+            if head is not None:
+                self.head_patcher = ModelPatcher(head, load_device, offload_device)
         self.cond_stage_model = model.eval()
         self.tokenizer = target.tokenizer(embedding_directory=embedding_directory, tokenizer_data=tokenizer_data or {})
         self.patcher = ModelPatcher(self.cond_stage_model, load_device, offload_device)
@@ -72,6 +82,7 @@ class CLIP:
         n = self.__class__(no_init=True)
         n.patcher = self.patcher.clone()
         n.cond_stage_model = self.cond_stage_model
+        n.head_patcher = self.head_patcher
         n.tokenizer = self.tokenizer
         n.layer_idx = self.layer_idx
         n.tokenizer_options = self.tokenizer_options.copy()
@@ -175,16 +186,60 @@ class CLIP:
         if unprojected:
             model.set_clip_options({"projected_pooled": False})
         self.load_model(tokens)
-        if self.patcher.forced_hooks is None:
+        with self._hooks_in_force():
             cond, pooled, *rest = model.encode_token_weights(tokens)
-        else:
-            self.patcher.patch_hooks(self.patcher.forced_hooks.hooks)
-            try:
-                cond, pooled, *rest = model.encode_token_weights(tokens)
-            finally:
-                self.patcher.release_hooks()
         between = comfy.model_management.to_intermediate
         return between(cond), None if pooled is None else between(pooled), rest[0] if rest else {}
+
+    @contextmanager
+    def _hooks_in_force(self) -> Iterator[None]:
+        if self.patcher.forced_hooks is None:
+            yield
+            return
+        self.patcher.patch_hooks(self.patcher.forced_hooks.hooks)
+        try:
+            yield
+        finally:
+            self.patcher.release_hooks()
+
+    def language_model(self) -> LanguageModel:
+        """What writes here. Raises NoLanguageModel for encoders that only encode."""
+        return LanguageModel.of(self.cond_stage_model, self.tokenizer, self.head_patcher)
+
+    def generate(
+        self,
+        tokens: Mapping[str, Any],
+        do_sample: bool = True,
+        max_length: int = 512,
+        temperature: float = Sampling.temperature,
+        top_k: int = Sampling.top_k,
+        top_p: float = Sampling.top_p,
+        min_p: float = Sampling.min_p,
+        repetition_penalty: float = Sampling.repetition_penalty,
+        seed: int | None = None,
+        presence_penalty: float = Sampling.presence_penalty,
+    ) -> list[int]:
+        """The ids of what the language model writes after a prompt (`tokenize`, or `language_model().tokenize` for the
+        way it was trained to be spoken to), at most `max_length`; see `decode`.
+
+        do_sample False: always the likeliest token. The others: see `comfy.text_encoders.token_choice`; seed None:
+        another one each time. Raises NoLanguageModel, and InterruptProcessingException between tokens.
+        """
+        writer = self.language_model()
+        sampling = None
+        if do_sample:
+            seed = torch.Generator().seed() if seed is None else seed
+            sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, seed)
+        progress = comfy.utils.ProgressBar(max_length)
+        with self._hooks_in_force():
+            ids = writer.write(tokens, max_length, sampling, self.patcher, progress.update_absolute)
+        progress.update_absolute(max_length)
+        return ids
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of ids that `generate` gave, thoughts included. skip_special_tokens: accepted for the interface's
+        sake; there are none in it."""
+        return self.language_model().decode(token_ids)
 
     def load_model(self, tokens: Mapping[str, Any] | None = None) -> ModelPatcher:
         """Make the encoder ready to run."""
@@ -208,8 +263,10 @@ class CLIP:
         return self.get_sd()
 
     def get_sd(self) -> dict[str, Tensor]:
-        """The encoder's tensors, patches applied."""
-        return self.patcher._patched_state_dict()
+        """The encoder's tensors, patches applied, and those of the output head if it has one."""
+        sd = self.patcher._patched_state_dict()
+        head = self.head_patcher
+        return sd if head is None else {**sd, **head.model.tensors(head._patched_state_dict())}
 
 
 def _in_dtype(sd: dict[str, Tensor], asked: torch.dtype | None, device: torch.device) -> dict[str, Tensor]:

@@ -60,7 +60,7 @@ _LLMS = {
     ("qwen3", 4096): "qwen3_8b",
 }
 _LLM = "model.layers.0.post_attention_layernorm.weight"
-_LLM_UNUSED = ("lm_head.", "vision_tower.", "multi_modal_projector.")
+_LLM_UNUSED = ("vision_tower.", "multi_modal_projector.")
 _CLIP = "text_model.embeddings.token_embedding.weight"
 _T5 = "encoder.block.0.layer.0.SelfAttention.q.weight"
 
@@ -81,7 +81,7 @@ def recognise(sd: Mapping[str, Tensor]) -> EncoderFile | None:
         name = _t5_name(tensors)
     elif _LLM in tensors:
         name = _LLMS.get((llama.family_of(tensors), tensors["model.embed_tokens.weight"].shape[1]))
-        # Heads that speak are not needed, nor eyes, but Qwen's.
+        # Eyes are not needed, but Qwen's.
         unused = _LLM_UNUSED if name == "qwen25_7b" else (*_LLM_UNUSED, "visual.")
         tensors = {k: v for k, v in tensors.items() if not k.startswith(unused)}
     else:

@@ -1,5 +1,6 @@
 """Language models used as text encoders: Llama 3, Mistral 3, Qwen 2.5 and 3, Gemma 2 and 3, in the layout of the
-`transformers` library. Only what encoding needs: no cache, no head, no images.
+`transformers` library. What they read at once; to write, word by word, they are given a memory (see
+`comfy.text_encoders.llm_cache`), and pictures become tokens elsewhere.
 
 Sources: Touvron et al. 2023 (Llama: RMS norms, rotary positions, SiLU-gated MLPs), Ainslie et al. 2023 (keys shared by
 several query heads), Yang et al. 2024 and 2025 (Qwen), Gemma Team 2024 and 2025 (norms on both sides of a branch;
@@ -31,6 +32,8 @@ def gelu_tanh(x: Tensor) -> Tensor:
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu_tanh": gelu_tanh}
+# Keys and values [batch, heads, tokens, width] of new tokens -> those of all that the tokens look at, the new included.
+Remember = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +43,8 @@ class LlamaConfig:
     gemma: embeddings are scaled by the root of the width, norm weights are stored as offsets from 1, and every branch
     has a norm behind it too. sliding_window: words that local layers look back, None when all layers are global.
     local_rope_theta: of the local layers; rope_scale: what positions of the global ones are divided by.
-    mrope_sections: pairs of a head that turn by time, by row and by column of a picture's tokens.
+    mrope_sections: pairs of a head that turn by time, by row and by column of a picture's tokens. final_softcap: what
+    logits approach but never reach.
     """
 
     vocab_size: int = 128320
@@ -60,6 +64,7 @@ class LlamaConfig:
     gemma: bool = False
     sliding_window: int | None = None
     mrope_sections: tuple[int, ...] = ()
+    final_softcap: float | None = None
 
     def is_local(self, layer: int) -> bool:
         return self.sliding_window is not None and (layer + 1) % GEMMA3_GLOBAL_EVERY != 0
@@ -71,7 +76,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mistral3": {"rope_theta": 1e9, "rms_norm_eps": 1e-5},
     "qwen2.5": {"rope_theta": 1e6, "rms_norm_eps": 1e-6, "mrope_sections": (16, 24, 24)},
     "qwen3": {"rope_theta": 1e6, "rms_norm_eps": 1e-6},
-    "gemma2": {"rope_theta": 10000.0, "rms_norm_eps": 1e-6, "head_dim": 256, "activation": "gelu_tanh"},
+    "gemma2": {
+        "rope_theta": 10000.0,
+        "rms_norm_eps": 1e-6,
+        "head_dim": 256,
+        "activation": "gelu_tanh",
+        "final_softcap": 30.0,
+    },
     "gemma3": {
         "rope_theta": 1e6,
         "rope_scale": 8.0,
@@ -147,7 +158,9 @@ class OffsetRMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.empty(width, **factory), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight.to(x) + 1, self.eps)
+        # In float32, as half precision has few digits left for a small distance from 1.
+        weight = self.weight.to(device=x.device, dtype=torch.float32) + 1
+        return F.rms_norm(x.float(), self.weight.shape, weight, self.eps).to(x.dtype)
 
 
 def norm(config: LlamaConfig, width: int, operations, **factory) -> nn.Module:
@@ -193,13 +206,23 @@ class Attention(nn.Module):
             self.q_norm = norm(config, head, operations, **factory)
             self.k_norm = norm(config, head, operations, **factory)
 
-    def forward(self, x: Tensor, table: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
+    def forward(
+        self, x: Tensor, table: tuple[Tensor, Tensor], mask: Tensor | None, remember: Remember | None = None
+    ) -> Tensor:
+        """x: [batch, tokens, width]. mask None: for one token that looks at all it remembers."""
         q = self.q_proj(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
         k = self.k_proj(x).unflatten(-1, (self.kv_heads, -1)).transpose(1, 2)
         v = self.v_proj(x).unflatten(-1, (self.kv_heads, -1)).transpose(1, 2)
         if self.q_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = apply_rope(q, table), apply_rope(k, table)
+        if remember is not None:
+            k, v = remember(k, v)
+        if mask is None:
+            # The query heads that share a key head stand in line as tokens do: nothing remembered is copied for them.
+            q = q.reshape(q.shape[0], self.kv_heads, -1, q.shape[-1])
+            out = optimized_attention(q, k, v, self.kv_heads, skip_reshape=True, skip_output_reshape=True)
+            return self.o_proj(out.flatten(1).unsqueeze(1))
         k, v = (t.repeat_interleave(self.heads // self.kv_heads, dim=1) for t in (k, v))
         return self.o_proj(optimized_attention(q, k, v, self.heads, mask=mask, skip_reshape=True))
 
@@ -228,8 +251,10 @@ class Layer(nn.Module):
         self.input_layernorm = norm(config, width, operations, **factory)
         self.post_attention_layernorm = norm(config, width, operations, **factory)
 
-    def forward(self, x: Tensor, table: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), table, mask)
+    def forward(
+        self, x: Tensor, table: tuple[Tensor, Tensor], mask: Tensor | None, remember: Remember | None = None
+    ) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), table, mask, remember)
         # Here the name means: the norm in front of the MLP.
         return x + self.mlp(self.post_attention_layernorm(x))
 
@@ -242,8 +267,10 @@ class GemmaLayer(Layer):
         self.pre_feedforward_layernorm = norm(config, config.hidden_size, operations, **factory)
         self.post_feedforward_layernorm = norm(config, config.hidden_size, operations, **factory)
 
-    def forward(self, x: Tensor, table: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
-        x = x + self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), table, mask))
+    def forward(
+        self, x: Tensor, table: tuple[Tensor, Tensor], mask: Tensor | None, remember: Remember | None = None
+    ) -> Tensor:
+        x = x + self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), table, mask, remember))
         return x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
 
 

@@ -174,6 +174,21 @@ class LLMTextEncoder(nn.Module):
             return out.all[:, list(self.layer)].float(), None
         return (out.last if self.layer == LAST else out.hidden).float(), None
 
+    def embed_prompt(self, row: Sequence[Any]) -> tuple[Tensor, Tensor, int]:
+        """A prompt as the model reads it: embeddings [1, tokens, width] in float32, the tokens' places [tokens] (with
+        pictures [3, tokens]), and the place of the token that comes next."""
+        embeds, _ = embed_rows(self.transformer, [row], self.transformer.config.hidden_size, self.special_tokens)
+        return embeds, torch.arange(len(row), device=embeds.device), len(row)
+
+    def length_of(self, row: Sequence[Any]) -> int:
+        """How many tokens the model reads."""
+        return len(row)
+
+    @property
+    def sees(self) -> bool:
+        """Whether pictures may be among the tokens."""
+        return False
+
     def mask_of(self, row: Sequence[Token]) -> list[int]:
         """1 for tokens of the prompt; 0 for those that fill up at either end."""
         pad = self.special_tokens["pad"]

@@ -15,7 +15,7 @@ from torch import Tensor
 from comfy.text_encoders.clip_encoder import Token
 from comfy.text_encoders.llama import LlamaConfig
 from comfy.text_encoders.llm_encoder import LAST, LLMTextEncoder, PicturesNotSeen
-from comfy.text_encoders.qwen_vision import MERGE, QwenVision, QwenVisionConfig, patches_of
+from comfy.text_encoders.qwen_vision import MERGE, PATCH, QwenVision, QwenVisionConfig, fitting_size, patches_of
 
 
 class QwenVLEncoder(LLMTextEncoder):
@@ -43,6 +43,25 @@ class QwenVLEncoder(LLMTextEncoder):
         return torch.cat(rows), None
 
     def _encode_row(self, row: Sequence[Token | dict]) -> Tensor:
+        embeds, places, _ = self._embed_row(row)
+        return self.transformer(embeds=embeds, positions=places).last.float()
+
+    def embed_prompt(self, row: Sequence[Any]) -> tuple[Tensor, Tensor, int]:
+        """As `LLMTextEncoder.embed_prompt`, pictures included. Raises PicturesNotSeen for a file without eyes."""
+        if any(isinstance(token, dict) for token in row):
+            return self._embed_row(row)
+        return super().embed_prompt(row)
+
+    def length_of(self, row: Sequence[Any]) -> int:
+        step = PATCH * MERGE
+        sizes = [fitting_size(*token["data"].shape[1:3]) for token in row if isinstance(token, dict)]
+        return len(row) - len(sizes) + sum(rows * columns // step**2 for rows, columns in sizes)
+
+    @property
+    def sees(self) -> bool:
+        return hasattr(self.transformer, "visual")
+
+    def _embed_row(self, row: Sequence[Token | dict]) -> tuple[Tensor, Tensor, int]:
         parts, positions, start = [], [], 0
         for words, picture in _runs(row):
             if words:
@@ -60,7 +79,7 @@ class QwenVLEncoder(LLMTextEncoder):
         device = parts[0].device
         embeds = torch.cat([part.to(device) for part in parts]).unsqueeze(0)
         places = torch.cat(positions, dim=1).to(device)
-        return self.transformer(embeds=embeds, positions=places).last.float()
+        return embeds, places, start
 
     def look_at(self, picture: Tensor) -> tuple[Tensor, int, int]:
         """A picture [1, height, width, 3] as tokens [rows * columns, width], and their rows and columns."""

@@ -19,7 +19,14 @@ from comfy.text_encoders.clip_vocabulary import MissingVocabularyError
 
 log = logging.getLogger(__name__)
 
-Encode = Callable[[str], list[int]]
+
+class Codec(NamedTuple):
+    """Text to ids, without start and end; ids to text, without special tokens."""
+
+    encode: Callable[[str], list[int]]
+    decode: Callable[[list[int]], str]
+
+
 # File names, in order of preference: of the `tokenizers` library, of SentencePiece.
 TOKENIZER_FILES = ("tokenizer.json", "spiece.model", "tokenizer.model")
 # In which order the hub is asked for them: small ones first.
@@ -64,19 +71,27 @@ class Vocabulary:
         self.name = name
         self.embedded = embedded
         self.folders = list(folders)
-        self._encode: Encode | None = None
+        self._codec: Codec | None = None
 
     def encode(self, text: str) -> list[int]:
         """Ids of the pieces of `text`, without an end token. Raises MissingVocabularyError."""
-        if self._encode is None:
-            self._encode = self._find()
-        return self._encode(text)
+        return self._found().encode(text)
 
-    def _find(self) -> Encode:
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens, without special ones; ids beyond the vocabulary are left out. Raises
+        MissingVocabularyError."""
+        return self._found().decode(list(ids))
+
+    def _found(self) -> Codec:
+        if self._codec is None:
+            self._codec = self._find()
+        return self._codec
+
+    def _find(self) -> Codec:
         source = SOURCES[self.name]
         if self.embedded is not None:
             content = self.embedded.cpu().numpy().tobytes()
-            return _tekken_encoder(content) if self.name == "mistral3" else sentencepiece_encoder(content)
+            return _tekken_codec(content) if self.name == "mistral3" else sentencepiece_codec(content)
         own = Path(folder_paths.models_dir) / "tokenizers" / self.name
         for folder in [*(f / self.name for f in self.folders), *self.folders, own]:
             for name in TOKENIZER_FILES:
@@ -117,49 +132,59 @@ def download(source: Source, folder: Path) -> Path:
     raise missing or FileNotFoundError(source.repository)
 
 
-def _read(path: Path, source: Source) -> Encode | None:
-    """The encoder of a file; None if there is no such file or it is of another vocabulary."""
+def _read(path: Path, source: Source) -> Codec | None:
+    """What a file makes; None if there is no such file or it is of another vocabulary."""
     if not path.is_file():
         return None
     if path.suffix == ".json":
         import tokenizers
 
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        pieces, encode = tokenizer.get_vocab_size(), _library_encoder(tokenizer)
+        pieces, codec = tokenizer.get_vocab_size(), _library_codec(tokenizer)
     else:
         processor = _processor(path.read_bytes())
-        pieces, encode = processor.get_piece_size(), processor.encode
+        pieces, codec = processor.get_piece_size(), _sentencepiece_codec(processor)
     if abs(pieces - source.pieces) > PIECES_MARGIN:
         log.debug("%s has %d pieces and is not the vocabulary of %s", path, pieces, source.label)
         return None
-    return encode
+    if path.suffix == ".json" and source is SOURCES["qwen2.5"]:
+        from comfy.text_encoders import byte_pairs
+
+        byte_pairs.complete_qwen(tokenizer)
+    return codec
 
 
-def _byte_pairs(name: str, folder: Path) -> Encode | None:
-    """The encoder of files that go together, or of a tekken file; None where they are not."""
+def _byte_pairs(name: str, folder: Path) -> Codec | None:
+    """What files that go together make, or a tekken file; None where they are not."""
     from comfy.text_encoders import byte_pairs
 
     if name == "qwen2.5" and all((folder / file).is_file() for file in PAIR_FILES):
         vocabulary, merges = ((folder / file).read_text(encoding="utf-8") for file in PAIR_FILES)
-        return _library_encoder(byte_pairs.qwen_tokenizer(vocabulary, merges))
+        return _library_codec(byte_pairs.qwen_tokenizer(vocabulary, merges))
     if name == "mistral3" and (folder / TEKKEN_FILE).is_file():
-        return _tekken_encoder((folder / TEKKEN_FILE).read_bytes())
+        return _tekken_codec((folder / TEKKEN_FILE).read_bytes())
     return None
 
 
-def _tekken_encoder(content: bytes) -> Encode:
+def _tekken_codec(content: bytes) -> Codec:
     from comfy.text_encoders import byte_pairs
 
-    return _library_encoder(byte_pairs.tekken_tokenizer(content))
+    return _library_codec(byte_pairs.tekken_tokenizer(content))
 
 
-def _library_encoder(tokenizer) -> Encode:
-    return lambda text: tokenizer.encode(text, add_special_tokens=False).ids
+def _library_codec(tokenizer) -> Codec:
+    return Codec(lambda text: tokenizer.encode(text, add_special_tokens=False).ids, tokenizer.decode)
 
 
-def sentencepiece_encoder(model: bytes) -> Encode:
-    """The encoder of a SentencePiece file."""
-    return _processor(model).encode
+def sentencepiece_codec(model: bytes) -> Codec:
+    """What a SentencePiece file makes."""
+    return _sentencepiece_codec(_processor(model))
+
+
+def _sentencepiece_codec(processor) -> Codec:
+    size = processor.get_piece_size()
+    # The processor refuses ids that it does not know; tables of embeddings are often longer.
+    return Codec(processor.encode, lambda ids: processor.decode([i for i in ids if i < size]))
 
 
 def _processor(model: bytes):
