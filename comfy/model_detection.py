@@ -175,6 +175,28 @@ def unet_config_from_diffusers_unet(
     return None if config is None else {**_as_dict("unet", config), "dtype": dtype}
 
 
+def convert_config(unet_config: Mapping[str, Any]) -> dict[str, Any]:
+    """A UNet's configuration in the manner of latent diffusion (blocks and attention by level: `num_res_blocks`,
+    `attention_resolutions`, one `transformer_depth`) with lists of what each block has instead."""
+    config = dict(unet_config)
+    mults = config.get("channel_mult") or (1, 2, 4, 8)
+    blocks = config.get("num_res_blocks", 2)
+    blocks = [blocks] * len(mults) if isinstance(blocks, int) else list(blocks)
+    config["num_res_blocks"] = blocks
+    if "attention_resolutions" not in config:
+        return config
+    looked_at = config.pop("attention_resolutions") or ()
+    depth = config.pop("transformer_depth", 1)
+    depths = [depth] * len(mults) if isinstance(depth, int) else list(depth)
+    # Resolutions are told by how many times smaller than the latent they are.
+    by_level = [d if 2**level in looked_at else 0 for level, d in enumerate(depths)]
+    config["transformer_depth"] = [d for d, count in zip(by_level, blocks) for _ in range(count)]
+    config["transformer_depth_output"] = [d for d, count in zip(by_level, blocks) for _ in range(count + 1)]
+    if config.get("transformer_depth_middle") is None:
+        config["transformer_depth_middle"] = depths[-1]
+    return config
+
+
 def model_config_from_unet_config(
     unet_config: Mapping[str, Any], state_dict: Mapping[str, Tensor] | None = None
 ) -> Any:

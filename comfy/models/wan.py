@@ -103,45 +103,58 @@ class SelfAttention(nn.Module):
 
     def __init__(self, config: WanConfig, operations, **factory):
         super().__init__()
-        self.heads = config.num_heads
+        self.dim, self.num_heads, self.eps = config.dim, config.num_heads, config.eps
+        self.head_dim = config.dim // config.num_heads
         for name in ("q", "k", "v", "o"):
             setattr(self, name, operations.Linear(config.dim, config.dim, **factory))
         for name in ("norm_q", "norm_k"):
             setattr(self, name, operations.RMSNorm(config.dim, eps=config.eps, **factory))
 
     def _by_head(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
     def forward(self, x: Tensor, pe: Tensor, options: dict | None = None) -> Tensor:
         """x [batch, tokens, dim]; pe: their positions; options: of the patches in the attention."""
         q, k, v = (self._by_head(t) for t in (self.norm_q(self.q(x)), self.norm_k(self.k(x)), self.v(x)))
         q, k, v, pe, mask = attention_inputs(options, q, k, v, pe, None, 0)
         q, k = apply_rope(q, pe), apply_rope(k, pe)
-        out = optimized_attention(q, k, v, self.heads, mask=mask, skip_reshape=True)
+        out = optimized_attention(q, k, v, self.num_heads, mask=mask, skip_reshape=True)
         return self.o(attention_output(options, out, 0))
 
 
-class CrossAttention(SelfAttention):
-    """Attention of the video to the text, and, where the network takes pictures, to their tokens by projections of
-    their own; the two results are added."""
+class T2VCrossAttention(SelfAttention):
+    """Attention of the video to the text."""
+
+    def forward(
+        self, x: Tensor, context: Tensor, context_img_len: int = 0, transformer_options: dict | None = None
+    ) -> Tensor:
+        """x [batch, tokens, dim]; context [batch, n, dim]: `context_img_len` tokens of pictures, then the text."""
+        return self.o(cross_attention_output(transformer_options, self._to_text(x, context[:, context_img_len:])[1]))
+
+    def _to_text(self, x: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
+        """The queries, and what they find in the text."""
+        q = self.norm_q(self.q(x))
+        return q, optimized_attention(q, self.norm_k(self.k(text)), self.v(text), self.num_heads)
+
+
+class I2VCrossAttention(T2VCrossAttention):
+    """Attention of the video to the text and to the tokens of pictures, by projections of their own; the two results
+    are added."""
 
     def __init__(self, config: WanConfig, operations, **factory):
         super().__init__(config, operations, **factory)
-        self.sees_pictures = config.image_dim > 0
-        if self.sees_pictures:
-            for name in ("k_img", "v_img"):
-                setattr(self, name, operations.Linear(config.dim, config.dim, **factory))
-            self.norm_k_img = operations.RMSNorm(config.dim, eps=config.eps, **factory)
+        for name in ("k_img", "v_img"):
+            setattr(self, name, operations.Linear(config.dim, config.dim, **factory))
+        self.norm_k_img = operations.RMSNorm(config.dim, eps=config.eps, **factory)
 
-    def forward(self, x: Tensor, context: Tensor, pictures: int = 0, options: dict | None = None) -> Tensor:
-        """x [batch, tokens, dim]; context [batch, n, dim]: `pictures` tokens of pictures, then the text."""
-        q = self.norm_q(self.q(x))
-        text = context[:, pictures:]
-        out = optimized_attention(q, self.norm_k(self.k(text)), self.v(text), self.heads)
-        if pictures and self.sees_pictures:
-            seen = context[:, :pictures]
-            out = out + optimized_attention(q, self.norm_k_img(self.k_img(seen)), self.v_img(seen), self.heads)
-        return self.o(cross_attention_output(options, out))
+    def forward(
+        self, x: Tensor, context: Tensor, context_img_len: int = 0, transformer_options: dict | None = None
+    ) -> Tensor:
+        q, out = self._to_text(x, context[:, context_img_len:])
+        if context_img_len:
+            seen = context[:, :context_img_len]
+            out = out + optimized_attention(q, self.norm_k_img(self.k_img(seen)), self.v_img(seen), self.num_heads)
+        return self.o(cross_attention_output(transformer_options, out))
 
 
 def _per_token(vectors: Tensor, tokens: int) -> Tensor:
@@ -157,7 +170,8 @@ class Block(nn.Module):
         super().__init__()
         self.eps = config.eps
         self.self_attn = SelfAttention(config, operations, **factory)
-        self.cross_attn = CrossAttention(config, operations, **factory)
+        cross_attention = I2VCrossAttention if config.image_dim > 0 else T2VCrossAttention
+        self.cross_attn = cross_attention(config, operations, **factory)
         self.norm3 = operations.LayerNorm(config.dim, eps=config.eps, **factory)
         self.ffn = nn.Sequential(
             operations.Linear(config.dim, config.ffn_dim, **factory),
@@ -175,10 +189,12 @@ class Block(nn.Module):
         pictures: int = 0,
         options: dict | None = None,
     ) -> Tensor:
-        """x [batch, tokens, dim]; vec [batch, 1 or frames, 6, dim]; see `CrossAttention` for context and pictures."""
+        """x [batch, tokens, dim]; vec [batch, 1 or frames, 6, dim]; context: `pictures` tokens of pictures, then the
+        text."""
         mod = [_per_token(v, x.shape[1]) for v in (self.modulation.to(vec) + vec).unbind(2)]
         x = x + mod[2] * self.self_attn(modulate(plain_norm(x, self.eps), mod[0], mod[1]), pe, options)
-        x = x + self.cross_attn(self.norm3(x), context, pictures, options)
+        # By name: packs put functions of their own in its place.
+        x = x + self.cross_attn(self.norm3(x), context, context_img_len=pictures, transformer_options=options)
         return x + mod[5] * self.ffn(modulate(plain_norm(x, self.eps), mod[3], mod[4]))
 
 

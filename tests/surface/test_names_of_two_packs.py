@@ -14,9 +14,12 @@ import comfy.text_encoders.sd3_clip as sd3_names
 import comfy.utils
 from comfy.controlnet import ControlBase, ControlNet
 from comfy.ldm.flux.layers import DoubleStreamBlock, EmbedND, SingleStreamBlock
+from comfy.ldm.modules.attention import optimized_attention
 from comfy.ldm.modules.diffusionmodules.openaimodel import UnsupportedUNet
-from comfy.model_detection import unet_config_from_diffusers_unet
-from comfy.models import flux_layers
+from comfy.ldm.wan import model as wan_names
+from comfy.ldm.wan.model import WanI2VCrossAttention
+from comfy.model_detection import convert_config, unet_config_from_diffusers_unet
+from comfy.models import flux_layers, wan
 from comfy.models.control_unet import ControlNetUNet
 from comfy.models.diffusers_names import unet_names
 from comfy.models.rope import rope_table
@@ -25,6 +28,10 @@ from comfy.text_encoders import sd3
 from comfy.text_encoders.clip import CLIPTextConfig
 from comfy.text_encoders.sd1 import SD1ClipModel
 from comfy.text_encoders.sdxl import SDXLClipModel
+from tests.architectures.record_wan import inputs
+from tests.architectures.test_wan_pictures import network
+from tests.families.test_detection import DETECTED
+from tests.networks.golden import Golden
 from tests.surface.test_faces import SMALL, random_weights
 
 TINY = CLIPTextConfig(
@@ -157,3 +164,61 @@ def test_members(kind, tiny_checkpoint):
     }  # fmt: skip
     missing = [name for name in MEMBERS[kind].split() if not hasattr(objects[kind], name)]
     assert not missing
+
+
+def test_attentions_of_wan_are_patched_where_packs_patch_them():
+    """As packs for negative guidance do: a forward of their own on a block's attention, called by known names."""
+    net, given = network("picture"), inputs("picture")
+    expected = net(**given)
+    attention = net.blocks[0].cross_attn
+    assert isinstance(attention, WanI2VCrossAttention) and attention.num_heads * attention.head_dim == attention.dim
+    seen = []
+
+    def forward(self, x, context, context_img_len, transformer_options=None, **kwargs):
+        seen.append(context_img_len)
+        context_img, context = context[:, :context_img_len], context[:, context_img_len:]
+        q = self.norm_q(self.q(x))
+        found = optimized_attention(q, self.norm_k(self.k(context)), self.v(context), heads=self.num_heads)
+        k_img, v_img = self.norm_k_img(self.k_img(context_img)), self.v_img(context_img)
+        return self.o(found + optimized_attention(q, k_img, v_img, heads=self.num_heads))
+
+    attention.forward = forward.__get__(attention)
+    assert torch.allclose(net(**given), expected, atol=1e-5)
+    assert seen == [given["clip_fea"].shape[1]]
+
+
+def test_other_names_of_wan():
+    golden = Golden("wan21_t2v")
+    net = wan.Wan(wan.config_from_state_dict(golden.weights, golden.prefix), device="meta")
+    kinds = (wan_names.WanAttentionBlock, wan_names.WanSelfAttention, wan_names.WanT2VCrossAttention)
+    block = net.blocks[0]
+    assert isinstance(net, wan_names.WanModel)
+    assert all(isinstance(part, kind) for part, kind in zip((block, block.self_attn, block.cross_attn), kinds))
+    assert not isinstance(block.cross_attn, WanI2VCrossAttention)
+    table = wan_names.sinusoidal_embedding_1d(8, torch.tensor([0, 3]))
+    expected = torch.tensor([[10000 ** (-k / 4) * t for k in range(4)] for t in (0.0, 3.0)])
+    assert torch.allclose(table, torch.cat([expected.cos(), expected.sin()], dim=1), atol=1e-6)
+    with pytest.raises(ValueError, match="dim is 7"):
+        wan_names.sinusoidal_embedding_1d(7, torch.tensor([0]))
+
+
+def test_configurations_of_latent_diffusion():
+    """Those of the published yaml files of Stable Diffusion 1 and XL, against what their tensors tell."""
+    old = {"channel_mult": [1, 2, 4, 4], "num_res_blocks": 2, "attention_resolutions": [4, 2, 1], "context_dim": 768}
+    for depth in (1, [1, 1, 1, 1]):
+        new = convert_config({**old, "transformer_depth": depth})
+        recorded = DETECTED["checkpoints"]["sd15"]["unet_config"]
+        for name in ("num_res_blocks", "transformer_depth", "transformer_depth_output", "transformer_depth_middle"):
+            assert new[name] == recorded[name], name
+        assert "attention_resolutions" not in new and new["context_dim"] == 768
+    xl = {
+        "channel_mult": [1, 2, 4],
+        "num_res_blocks": 2,
+        "attention_resolutions": [4, 2],
+        "transformer_depth": [1, 2, 10],
+    }
+    new, recorded = convert_config(xl), DETECTED["checkpoints"]["sdxl_base"]["unet_config"]
+    for name in ("num_res_blocks", "transformer_depth", "transformer_depth_output", "transformer_depth_middle"):
+        assert new[name] == recorded[name], name
+    assert convert_config(new) == new
+    assert old["num_res_blocks"] == 2, "what was given stays as it is"
