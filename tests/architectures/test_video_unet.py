@@ -1,6 +1,4 @@
-"""The network and the decoder of Stable Video Diffusion, against those of diffusers 0.36 with the same weights."""
-
-import zlib
+"""The network and the decoder of Stable Video Diffusion, against diffusers' (see record_video_unet.py)."""
 
 import pytest
 import torch
@@ -15,10 +13,11 @@ from comfy.models.unet import UNetConfig, UNetModel, config_from_state_dict
 from comfy.models.video_blocks import AlphaBlender
 from comfy.vae import detection
 from comfy.vae.autoencoder_kl import AutoencoderConfig, AutoencoderKL, VideoResnetBlock
+from tests.architectures.record_video_unet import FILE, FRAMES, VIDEOS, inputs, part, vector, weight
 from tests.architectures.recorded import key_map
-from tests.networks.golden import DATA, LIMIT, error
+from tests.networks.golden import LIMIT, error
 
-RECORDED = load_file(DATA / "video_unet.safetensors")
+RECORDED = load_file(FILE)
 CONFIG = UNetConfig(
     in_channels=8,
     out_channels=4,
@@ -34,74 +33,50 @@ CONFIG = UNetConfig(
     num_head_channels=16,
     temporal=True,
 )
-FRAMES = 5
 
 
 def drawn(net: nn.Module) -> nn.Module:
     """The module with weights that depend on their names and shapes alone."""
-    values = {}
-    for name, tensor in net.state_dict().items():
-        noise = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(zlib.crc32(name.encode())))
-        if name.endswith(".bias"):
-            noise *= 0.1
-        elif tensor.ndim > 1:
-            noise /= noise[0].numel() ** 0.5
-        elif not name.endswith("mix_factor"):
-            noise = 1 + 0.1 * noise
-        values[name] = noise
-    net.load_state_dict(values)
+    net.load_state_dict({name: weight(name, tensor.shape) for name, tensor in net.state_dict().items()})
     return net.eval().requires_grad_(False)
 
 
-def inputs() -> dict[str, torch.Tensor]:
-    """Two videos, one after the other in the batch; the picture's latent in the last four channels."""
-    generator = torch.Generator().manual_seed(3)
-    x = torch.randn(2, FRAMES, 8, 8, 12, generator=generator)
-    context = torch.randn(2, 1, 24, generator=generator)
-    from comfy.denoisers.unet import size_vector
-
-    told = [size_vector(torch.zeros(1, 0), numbers) for numbers in ([5.0, 127.0, 0.02], [7.0, 40.0, 0.0])]
+def given() -> dict[str, torch.Tensor]:
+    """Two videos, one after the other in the batch."""
+    x, timesteps, context, _ = inputs()
     return {
         "x": x.flatten(0, 1),
-        "timesteps": torch.tensor([0.7, -0.4]).repeat_interleave(FRAMES),
+        "timesteps": timesteps.repeat_interleave(FRAMES),
         "context": context.repeat_interleave(FRAMES, dim=0),
-        "y": torch.cat(told).repeat_interleave(FRAMES, dim=0),
+        "y": vector().repeat_interleave(FRAMES, dim=0),
         "num_video_frames": FRAMES,
     }
 
 
 def test_network():
-    net = drawn(UNetModel(CONFIG))
-    out = net(**inputs()).unflatten(0, (2, FRAMES))
-    assert error(out[..., ::2, 1::2], RECORDED["network"]) < LIMIT
+    out = drawn(UNetModel(CONFIG))(**given()).unflatten(0, (VIDEOS, FRAMES))
+    assert error(part(out), RECORDED["network"]) < LIMIT
 
 
 def test_a_batch_without_a_length_is_one_video():
-    net, given = drawn(UNetModel(CONFIG)), inputs()
-    first = {name: value[:FRAMES] for name, value in given.items() if isinstance(value, torch.Tensor)}
-    assert error(net(**first)[None, ..., ::2, 1::2], RECORDED["network"][:1]) < LIMIT
+    first = {name: value[:FRAMES] for name, value in given().items() if isinstance(value, torch.Tensor)}
+    assert error(part(drawn(UNetModel(CONFIG))(**first)[None]), RECORDED["network"][:1]) < LIMIT
 
 
 def test_pictures_of_their_own_are_not_mixed():
     """With the indicator the layers across frames do nothing: frames in any order give the same."""
-    net, given = drawn(UNetModel(CONFIG)), inputs()
-    given["image_only_indicator"] = torch.ones(2, FRAMES)
-    out = net(**given)
-    order = torch.tensor([3, 0, 4, 1, 2, 5, 6, 7, 8, 9])
-    given["x"] = given["x"][order]
-    assert torch.allclose(net(**given), out[order], atol=1e-5)
-    del given["image_only_indicator"]
-    assert not torch.allclose(net(**given)[:FRAMES], out[order][:FRAMES], atol=1e-2)
+    net, both = drawn(UNetModel(CONFIG)), given()
+    alone = {"image_only_indicator": torch.ones(VIDEOS, FRAMES)}
+    out, order = net(**both, **alone), torch.tensor([3, 0, 4, 1, 2, 5, 6, 7, 8, 9])
+    both["x"] = both["x"][order]
+    assert torch.allclose(net(**both, **alone), out[order], atol=1e-5)
+    assert not torch.allclose(net(**both)[:FRAMES], out[order][:FRAMES], atol=1e-2)
 
 
 def test_decoder():
     config = AutoencoderConfig(ch=32, ch_mult=(1, 2), num_res_blocks=2, embed_dim=None, quant_conv=False, temporal=True)
     net = drawn(AutoencoderKL(config))
-    generator = torch.Generator().manual_seed(3)
-    for shape in ((2, FRAMES, 8, 8, 12), (2, 1, 24)):
-        torch.randn(shape, generator=generator)
-    picture = net.decode(torch.randn(3, 4, 6, 5, generator=generator))
-    assert error(picture[..., ::2, 1::2], RECORDED["decoder"]) < LIMIT
+    assert error(part(net.decode(inputs()[-1])), RECORDED["decoder"]) < LIMIT
     found = detection.detect(net.state_dict())
     again = found.network()
     assert again.config == config and found.latent_channels == 4

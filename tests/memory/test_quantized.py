@@ -39,7 +39,7 @@ every_format = pytest.mark.parametrize("name", FORMATS)
 
 
 def recorded(name):
-    """(stored, scales, numbers) as comfy-kitchen 0.2.40 has them."""
+    """(stored, scales, numbers): see record_quantized.py."""
     tensors = load_tensors(DATA.parent / "quantized.safetensors")
     scales = {buffer: tensors[f"{name}.{ending}"] for buffer, ending in FORMATS[name].names.items()}
     return tensors[f"{name}.weight"], scales, tensors[f"{name}.values"]
