@@ -48,6 +48,14 @@ def cast_to_input(weight: Tensor, input: Tensor, non_blocking: bool = False, cop
     return cast_to(weight, input.dtype, input.device, non_blocking=non_blocking, copy=copy)
 
 
+def resting_weights(layer: nn.Module, device: torch.device | None) -> tuple[Tensor | None, Tensor | None]:
+    """Weight and bias of `layer` as they rest, on a device (None: where they are)."""
+    streamer = getattr(layer, "streamer", None)
+    weight, bias = (layer.weight, layer.bias) if streamer is None else streamer.fetch(layer)
+    weight = None if weight is None else cast_to(weight, device=device)
+    return weight, None if bias is None else cast_to(bias, device=device)
+
+
 def cast_bias_weight(
     layer: nn.Module,
     input: Tensor | None = None,
@@ -60,16 +68,13 @@ def cast_bias_weight(
     if input is not None:
         dtype = dtype or input.dtype
         device = device or input.device
-    weight, bias = layer.weight, layer.bias
-    streamer = getattr(layer, "streamer", None)
-    if streamer is not None:
-        weight, bias = streamer.fetch(layer)
+    weight, bias = resting_weights(layer, device)
     quantization = getattr(layer, "quantization", None)  # layers of packs may not know of it
     if quantization is not None:
-        weight = quantization.values(cast_to(weight, device=device), layer._buffers, dtype)
+        weight = quantization.values(weight, layer._buffers, dtype)
     elif weight is not None:
-        weight = cast_to(weight, dtype, device)
-    bias = cast_to(bias, bias_dtype or dtype, device) if bias is not None else None
+        weight = cast_to(weight, dtype)
+    bias = cast_to(bias, bias_dtype or dtype) if bias is not None else None
     for function in layer.weight_function:
         weight = function(weight)
     for function in layer.bias_function:
@@ -110,6 +115,10 @@ class disable_weight_init:
 
     class Linear(CastWeights, nn.Linear):
         def forward_comfy_cast_weights(self, input: Tensor) -> Tensor:
+            if self.quantization is not None and not self.weight_function and not self.bias_function:
+                weight, bias = resting_weights(self, input.device)
+                bias = None if bias is None else bias.to(input.dtype)
+                return self.quantization.linear(input, weight, self._buffers, bias)
             weight, bias = cast_bias_weight(self, input)
             return F.linear(input, weight, bias)
 

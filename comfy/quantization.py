@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 # Names of a layer's buffers.
@@ -51,6 +52,10 @@ class Quantization:
         """Some rows of the numbers [rows, columns]: those of `index` [any shape] -> [*that shape, columns]."""
         raise NotImplementedError
 
+    def linear(self, x: Tensor, stored: Tensor, scales: Scales, bias: Tensor | None) -> Tensor:
+        """`x @ weight.T + bias` for x [..., columns], all on its device."""
+        return F.linear(x, self.values(stored, scales, x.dtype), bias)
+
     def store(self, values: Tensor, stored: Tensor, scales: Scales) -> tuple[Tensor, dict[str, Tensor]]:
         """What stands for other numbers (float32), and its scales; `stored` and `scales` are those of before, which
         tell dtypes and shapes."""
@@ -65,6 +70,14 @@ class Scaled(Quantization):
         if stored.dtype == torch.int8:  # half precision has no room for its scales
             return (stored.float() * scale.float()).to(dtype)
         return stored.to(dtype) * scale.to(dtype)
+
+    def linear(self, x: Tensor, stored: Tensor, scales: Scales, bias: Tensor | None) -> Tensor:
+        """int8 is exact in bfloat16 and float32: there the product is scaled instead of the weight, which is larger and
+        would be rounded. In float16 the product could overflow."""
+        if stored.dtype != torch.int8 or x.dtype == torch.float16:
+            return super().linear(x, stored, scales, bias)
+        out = F.linear(x, stored.to(x.dtype)) * scales[SCALE].to(x).flatten()
+        return out if bias is None else out + bias
 
     def rows(self, stored: Tensor, scales: Scales, index: Tensor, dtype: torch.dtype) -> Tensor:
         scale = scales[SCALE].to(stored.device)
@@ -91,13 +104,20 @@ class Rotated(Scaled):
     def values(self, stored: Tensor, scales: Scales, dtype: torch.dtype) -> Tensor:
         return self._turned(super().values(stored, scales, torch.float32)).to(dtype)
 
+    def linear(self, x: Tensor, stored: Tensor, scales: Scales, bias: Tensor | None) -> Tensor:
+        """The inputs are turned instead of the weight."""
+        turned = self._turned(x.float()).to(x.dtype)
+        if x.dtype == torch.float16:
+            return F.linear(turned, super().values(stored, scales, x.dtype), bias)
+        return super().linear(turned, stored, scales, bias)
+
     def store(self, values: Tensor, stored: Tensor, scales: Scales) -> tuple[Tensor, dict[str, Tensor]]:
         return super().store(self._turned(values), stored, scales)
 
-    def _turned(self, weight: Tensor) -> Tensor:
-        """Turned there or back: the matrix is its own inverse."""
-        matrix = hadamard(self.group, weight.device)
-        return (weight.unflatten(-1, (-1, self.group)) @ matrix).flatten(-2)
+    def _turned(self, rows: Tensor) -> Tensor:
+        """Rows [..., columns], turned there or back: the matrix is its own inverse."""
+        matrix = hadamard(self.group, rows.device)
+        return (rows.unflatten(-1, (-1, self.group)) @ matrix).flatten(-2)
 
 
 class BlockScaled(Quantization):
@@ -203,7 +223,7 @@ def swizzled(scales: Tensor) -> Tensor:
     a tile, rows 0, 32, 64 and 96 come first, then 1, 33, ... ("block scaling factors layout" in its documentation)."""
     rows, blocks = scales.shape
     bits = scales.view(torch.uint8)  # float8 cannot be filled up or moved about everywhere
-    bits = torch.nn.functional.pad(bits, (0, -blocks % 4, 0, -rows % 128))
+    bits = F.pad(bits, (0, -blocks % 4, 0, -rows % 128))
     tiles = bits.unflatten(1, (-1, 4)).unflatten(0, (-1, 4, 32))  # [row tiles, 4, 32, block tiles, 4]
     return tiles.permute(0, 3, 2, 1, 4).reshape(bits.shape).contiguous().view(scales.dtype)
 

@@ -74,6 +74,21 @@ def test_numbers_are_stored_as_that_library_stores_them(name):
         assert torch.allclose(new_scales[buffer].float(), scale.float(), rtol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@every_format
+def test_products(name, dtype):
+    """As with the numbers, however they are computed; large ones stay finite."""
+    stored, scales, values = recorded(name)
+    x = torch.randn(2, 3, values.shape[1], generator=torch.Generator().manual_seed(0)) * 200
+    bias = torch.linspace(-1, 1, values.shape[0])
+    wanted = torch.nn.functional.linear(x.to(dtype).float(), values, bias)
+    got = FORMATS[name].linear(x.to(dtype), stored, scales, bias.to(dtype))
+    assert got.dtype == dtype and got.shape == (2, 3, values.shape[0])
+    assert (got.float() - wanted).abs().max() < 4 * torch.finfo(dtype).eps * wanted.abs().max()
+    without = FORMATS[name].linear(x.to(dtype), stored, scales, None)
+    assert (without.float() - (wanted - bias)).abs().max() < 4 * torch.finfo(dtype).eps * wanted.abs().max()
+
+
 def bits(tensor):
     return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
 
