@@ -19,7 +19,8 @@ from comfy.controlnet import Control, ControlBase, ControlLora, ControlNet, T2IA
 from comfy.model_base import load_assigned
 from comfy.models import control_unet, t2i_adapter, unet
 from comfy.models.diffusers_names import unet_encoder_own_names
-from comfy.scaled_weights import numbers_of, written_out
+from comfy.quantized_files import written_out
+from comfy.quantized_layers import numbers_of
 from comfy.weights import WeightsFileError, refusing
 
 log = logging.getLogger(__name__)

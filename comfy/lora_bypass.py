@@ -20,7 +20,7 @@ import comfy.state_dicts
 from comfy.held_weights import Held, HeldWeights, patcher_for
 from comfy.lora import calculate_weight, convert_lora, load_lora, model_lora_keys_clip, model_lora_keys_unet
 from comfy.patcher_extension import PatcherInjection
-from comfy.scaled_weights import shape_of
+from comfy.quantized_layers import shape_of
 from comfy.weight_adapter.base import MISFITS
 from comfy.weight_adapter.lora import LoRAAdapter
 

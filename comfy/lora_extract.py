@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from comfy.scaled_weights import QuantizedWeight
+from comfy.quantized_layers import numbers_of
 
 # Above this many columns and rows a full decomposition takes too long; the few largest values are approximated.
 LARGE = 1024
@@ -27,9 +27,8 @@ def differences(patcher: Any, prefix: str) -> Iterator[tuple[str, Tensor]]:
     difference of two models, so the values are what changes."""
     for key, weight in patcher.model_state_dict(prefix).items():
         if key in patcher.patches:
-            original = patcher.backup.get(key, weight)
-            quantized = QuantizedWeight.find(patcher.model, key, patcher.backup)
-            work = original.to(torch.float32, copy=True) if quantized is None else quantized.values(original)
+            original = numbers_of(patcher.model, key, patcher.backup.get(key, weight), patcher.backup)
+            work = original.to(torch.float32, copy=True)
             yield key, patcher.calculate_weight(patcher.patches[key], work, key).float()
 
 

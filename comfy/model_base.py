@@ -26,7 +26,8 @@ from comfy.model_sampling import ModelType, model_sampling
 from comfy.models.attention import options_in_force
 from comfy.patcher_extension import WrapperExecutor, WrappersMP
 from comfy.quantization import to_dtype
-from comfy.scaled_weights import UnfitScales, is_scaled, place_scales, refusal
+from comfy.quantized_files import UnfitScales, is_scaled, refusal
+from comfy.quantized_layers import place_scales
 from comfy.weights import source_of
 
 __all__ = ["BaseModel", "MissingConditioning", "ModelType", "WeightsMismatch", "convert_tensor", "model_sampling"]

@@ -28,7 +28,7 @@ from comfy.models import (
     wan_camera,
     wan_vace,
 )
-from comfy.scaled_weights import with_shapes_of_values
+from comfy.quantized_files import with_shapes_of_values
 
 Detector = Callable[[Mapping[str, Tensor], str], dict[str, Any] | None]
 

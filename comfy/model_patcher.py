@@ -33,7 +33,7 @@ from comfy.patcher_extension import CallbacksMP, PatcherInjection
 from comfy.patcher_hooks import HookedWeights
 from comfy.placement import Placement
 from comfy.quantization import to_dtype
-from comfy.scaled_weights import QuantizedWeight, is_scale_buffer, weight_key
+from comfy.quantized_layers import QuantizedWeight, is_scale_buffer, weight_key
 from comfy.weight_adapter.base import WeightAdapter
 
 __all__ = [
@@ -216,17 +216,13 @@ class ModelPatcher(OptionSetters, Attachments, HookedWeights):
             original = self.backup.get(key, weight)
             quantized = QuantizedWeight.find(self.model, key, self.backup)
             if quantized is not None:
-                out.update(self._saved_quantized(key, quantized, original))
+                stored, scales = original, None
+                if key in self.patches:
+                    stored, scales = quantized.store(self._patched_weight(key, original), original)
+                out.update(quantized.in_file(stored, scales))
             elif not is_scale_buffer(key):
                 out[key] = self._patched_weight(key, original) if key in self.patches else original
         return out
-
-    def _saved_quantized(self, key: str, quantized: QuantizedWeight, original: Tensor) -> dict[str, Tensor]:
-        """A quantised weight with its patches, its scales and its marker, as files name them."""
-        if key not in self.patches:
-            return quantized.in_file(original)
-        weight, scales = self._patched_quantized(key, quantized, original)
-        return quantized.in_file(weight, scales)
 
     def calculate_weight(
         self,
@@ -254,13 +250,6 @@ class ModelPatcher(OptionSetters, Attachments, HookedWeights):
             self.calculate_weight(self.patches[key], weight.to(dtype=PATCH_DTYPE, copy=True), key), weight.dtype
         )
 
-    def _patched_quantized(
-        self, key: str, quantized: QuantizedWeight, stored: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """As `_patched_weight`, stored as it was, and its new scales by their names in the model."""
-        values = self.calculate_weight(self.patches[key], quantized.values(stored, PATCH_DTYPE), key)
-        return quantized.store(values, stored)
-
     def patch_weight_to_device(
         self,
         key: str,
@@ -286,11 +275,10 @@ class ModelPatcher(OptionSetters, Attachments, HookedWeights):
             if key in self.backup or not place.holds(key, weight):
                 source = place.copied(original)
             compute_on = None  # the source is on the device
+        patched = self._patched_weight(key, source, compute_on)
         quantized = QuantizedWeight.find(self.model, key, self.backup)
-        if quantized is None:
-            patched = self._patched_weight(key, source, compute_on)
-        else:
-            patched, scales = self._patched_quantized(key, quantized, source)
+        if quantized is not None:
+            patched, scales = quantized.store(patched, source)
             for name, scale in scales.items():
                 current_scale = comfy.state_dicts.get_attr(self.model, name)
                 self.backup.setdefault(name, current_scale)

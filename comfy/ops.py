@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from comfy.acceleration import fp8_linear, uses_fp8_products
 from comfy.quantization import SCALE, Quantization, Scaled
-from comfy.scaled_weights import INPUT_SCALE
+from comfy.quantized_files import INPUT_SCALE
 
 if TYPE_CHECKING:
     from comfy.streaming import Streamer

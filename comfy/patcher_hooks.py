@@ -19,7 +19,7 @@ import comfy.devices
 import comfy.state_dicts
 from comfy.hooks import Hook, HookGroup, WeightHook, create_transformer_options_from_hooks
 from comfy.patcher_extension import CallbacksMP
-from comfy.scaled_weights import QuantizedWeight
+from comfy.quantized_layers import QuantizedWeight
 
 log = logging.getLogger(__name__)
 

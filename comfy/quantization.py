@@ -66,6 +66,9 @@ class Scaled(Quantization):
     """Numbers are the stored values times a scale: one, or one for each row (float8, int8)."""
 
     def values(self, stored: Tensor, scales: Scales, dtype: torch.dtype) -> Tensor:
+        return self._product(stored, scales, dtype)
+
+    def _product(self, stored: Tensor, scales: Scales, dtype: torch.dtype) -> Tensor:
         scale = scales[SCALE].to(stored.device)
         if stored.dtype == torch.int8:  # half precision has no room for its scales
             return (stored.float() * scale.float()).to(dtype)
@@ -75,7 +78,7 @@ class Scaled(Quantization):
         """int8 is exact in bfloat16 and float32: there the product is scaled instead of the weight, which is larger and
         would be rounded. In float16 the product could overflow."""
         if stored.dtype != torch.int8 or x.dtype == torch.float16:
-            return super().linear(x, stored, scales, bias)
+            return F.linear(x, self._product(stored, scales, x.dtype), bias)
         out = F.linear(x, stored.to(x.dtype)) * scales[SCALE].to(x).flatten()
         return out if bias is None else out + bias
 
@@ -102,14 +105,11 @@ class Rotated(Scaled):
         self.group = group
 
     def values(self, stored: Tensor, scales: Scales, dtype: torch.dtype) -> Tensor:
-        return self._turned(super().values(stored, scales, torch.float32)).to(dtype)
+        return self._turned(self._product(stored, scales, torch.float32)).to(dtype)
 
     def linear(self, x: Tensor, stored: Tensor, scales: Scales, bias: Tensor | None) -> Tensor:
         """The inputs are turned instead of the weight."""
-        turned = self._turned(x.float()).to(x.dtype)
-        if x.dtype == torch.float16:
-            return F.linear(turned, super().values(stored, scales, x.dtype), bias)
-        return super().linear(turned, stored, scales, bias)
+        return super().linear(self._turned(x.float()).to(x.dtype), stored, scales, bias)
 
     def store(self, values: Tensor, stored: Tensor, scales: Scales) -> tuple[Tensor, dict[str, Tensor]]:
         return super().store(self._turned(values), stored, scales)

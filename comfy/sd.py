@@ -25,7 +25,7 @@ from comfy.lora import load_lora_for_models
 from comfy.model_patcher import ModelPatcher
 from comfy.model_sampling import ModelType, model_sampling
 from comfy.models.diffusers_layout import to_own_layout
-from comfy.scaled_weights import refusal
+from comfy.quantized_files import refusal
 from comfy.style_model import StyleModel, load_style_model
 from comfy.supported_models_base import ClipTarget
 from comfy.text_encoders import families

@@ -29,7 +29,7 @@ import folder_paths
 from comfy import ledger
 from comfy.cli_args import args
 from comfy.devices import is_oom
-from comfy.scaled_weights import with_markers
+from comfy.quantized_files import with_markers
 
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 SAFETENSORS_EXTENSIONS = (".safetensors", ".sft")

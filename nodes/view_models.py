@@ -70,6 +70,13 @@ class ImageOnlyCheckpointSave(_Saver):
         return {}
 
 
+def filling(image: Any, width: int, height: int) -> Any:
+    """A picture [batch, height, width, channels] cut and resized to that size, its colours alone."""
+    import comfy.utils
+
+    return comfy.utils.common_upscale(image.movedim(-1, 1), width, height, "bilinear", "center").movedim(1, -1)[..., :3]
+
+
 class SVD_img2vid_Conditioning:
     DESCRIPTION = "Shows Stable Video Diffusion the picture that a video is to begin with."
     DISPLAY_NAME = "SVD_img2vid_Conditioning"
@@ -112,12 +119,9 @@ class SVD_img2vid_Conditioning:
     ) -> tuple[list, list, dict]:
         import torch
 
-        import comfy.utils
-
         check_vae(vae)
         seen = clip_vision.encode_image(init_image).image_embeds.unsqueeze(0)
-        pixels = comfy.utils.common_upscale(init_image.movedim(-1, 1), width, height, "bilinear", "center")
-        pixels = pixels.movedim(1, -1)[..., :3]
+        pixels = filling(init_image, width, height)
         if augmentation_level > 0:
             pixels = pixels + torch.randn_like(pixels) * augmentation_level
         told = {"motion_bucket_id": motion_bucket_id, "fps": fps, "augmentation_level": augmentation_level}
@@ -147,8 +151,7 @@ def views(
 
     check_vae(vae)
     seen = clip_vision.encode_image(image).image_embeds.unsqueeze(1)
-    pixels = comfy.utils.common_upscale(image.movedim(-1, 1), width, height, "bilinear", "center").movedim(1, -1)
-    latent = vae.encode(pixels[..., :3])
+    latent = vae.encode(filling(image, width, height))
     cameras = torch.cat([camera_place(*place) for place in places]).to(seen)
     seen = comfy.utils.repeat_to_batch_size(seen, max(len(cameras), seen.shape[0]))
     cameras = comfy.utils.repeat_to_batch_size(cameras, seen.shape[0])

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from comfy.models import auraflow, flux, lumina2, mmdit, pixart, unet
 from comfy.models.diffusers_names import diffusers_names
 from comfy.models.dit import count_blocks
-from comfy.scaled_weights import written_out
+from comfy.quantized_files import with_shapes_of_values, written_out
 
 Shapes = Mapping[str, torch.Size]
 
@@ -32,8 +32,7 @@ def to_own_layout(sd: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
     build = next((build for mark, build in _FAMILIES if mark in sd), None)
     if build is None:
         return None
-    sd = written_out(sd)
-    network = build({key: value.shape for key, value in sd.items()})
+    network = build({key: value.shape for key, value in with_shapes_of_values(sd).items()})
     return renamed_for(network, sd)
 
 

@@ -15,7 +15,7 @@ import comfy.utils
 from comfy.model_base import load_assigned
 from comfy.model_patcher import ModelPatcher
 from comfy.quantization import to_dtype
-from comfy.scaled_weights import is_scale, with_shapes_of_values
+from comfy.quantized_files import is_scaled, with_shapes_of_values
 from comfy.text_encoders.llm_generation import LanguageModel, OutputHead, take_head
 from comfy.text_encoders.token_choice import Sampling
 from comfy.weights import source_of
@@ -284,6 +284,6 @@ def _in_dtype(sd: dict[str, Tensor], asked: torch.dtype | None, device: torch.de
     def wanted(name: str, tensor: Tensor) -> bool:
         # Of float8 only matrices: norms and biases would lose too much for what they save.
         small = eight_bits and tensor.ndim < 2
-        return tensor.is_floating_point() and not small and not is_scale(name)
+        return tensor.is_floating_point() and not small and not is_scaled(sd, name)
 
     return {name: to_dtype(tensor, dtype) if wanted(name, tensor) else tensor for name, tensor in sd.items()}

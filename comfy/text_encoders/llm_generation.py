@@ -20,7 +20,7 @@ import comfy.model_management
 import comfy.ops
 from comfy.interrupt import throw_exception_if_processing_interrupted
 from comfy.model_base import load_assigned
-from comfy.scaled_weights import with_shapes_of_values
+from comfy.quantized_files import with_shapes_of_values
 from comfy.text_encoders.chat_templates import CHATS, Chat
 from comfy.text_encoders.llm_cache import Cache
 from comfy.text_encoders.llm_encoder import LLMTextEncoder, LLMTokenizer, PicturesNotSeen

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from comfy.scaled_weights import written_out
+from comfy.quantized_files import written_out
 
 # A tensor that only files in this layout have.
 MARK = "transformer.resblocks.0.ln_1.weight"

@@ -18,7 +18,7 @@ import execution
 import folder_paths
 import nodes
 from comfy.interrupt import InterruptProcessingException, interrupt_current_processing
-from comfy.scaled_weights import marker_of
+from comfy.quantized_files import marker_of
 from comfy.text_encoders import chat_templates, llm_generation
 from comfy.text_encoders.byte_pairs import QWEN_SPECIAL
 from comfy.text_encoders.chat_templates import CHATS

@@ -14,7 +14,8 @@ from comfy.lora_extract import differences
 from comfy.model_base import load_assigned
 from comfy.models.diffusers_names import diffusers_names
 from comfy.quantization import BLOCK_SCALE, MXFP8, NVFP4, SCALE, Rotated, Scaled, hadamard, swizzled, unswizzled
-from comfy.scaled_weights import QuantizedWeight, marker_of, with_shapes_of_values
+from comfy.quantized_files import marker_of, with_shapes_of_values
+from comfy.quantized_layers import QuantizedWeight
 from comfy.text_encoders import llama
 from comfy.text_encoders.open_clip import from_text_model, to_text_model
 from tests.memory.conftest import HOST, PAPER

@@ -11,7 +11,7 @@ import comfy.ops
 import comfy.sd
 from comfy import acceleration
 from comfy.cli_args import PerformanceFeature, args
-from comfy.scaled_weights import scale_of
+from comfy.quantized_layers import scale_of
 from tests.memory.conftest import HOST, PAPER
 from tests.networks.checkpoints import parts
 
@@ -164,7 +164,7 @@ def test_formats_that_are_not_read_are_told(name, tmp_path):
 
 
 def test_a_marker_that_cannot_be_read_is_no_format():
-    from comfy.scaled_weights import unread_format
+    from comfy.quantized_files import unread_format
 
     odd = {"a.comfy_quant": torch.tensor([123, 1], dtype=torch.uint8)}
     assert "does not tell" in unread_format(odd)
