@@ -38,13 +38,19 @@ import shutil  # noqa: E402
 import sys  # noqa: E402
 import threading  # noqa: E402
 import time  # noqa: E402
+from collections.abc import Iterator  # noqa: E402
+from typing import TYPE_CHECKING  # noqa: E402
 
 import folder_paths  # noqa: E402
 from comfy.cli_args import args, no_effect_notes  # noqa: E402
 
+if TYPE_CHECKING:
+    from jobs.ledger import Ledger
+
 UPKEEP_SECONDS = 2.0  # between two looks at the store, also while nothing happens
 STORE_SECONDS = 0.5  # for the last changes to reach the disk
-LAST_SECONDS = 1.5  # for sockets to close once all is stored
+LAST_SECONDS = 1.5  # for sockets to close, and for threads to end
+DISK_SECONDS = 6.0  # for a slow disk to take what is not stored by then; containers are killed after ten
 KNOWN_RUNS = 200  # of earlier processes that estimates start from
 RESTART_SECONDS = 5  # after which a client may try again
 # A thread that waits for the interpreter while a node computes in Python gets it after this long, instead of the usual
@@ -242,32 +248,47 @@ async def serve() -> int:
     upkeep.stop()
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(server.jobs.stored(), STORE_SECONDS)
-    end_at_the_latest(status)
-    await server.close()
-    server.jobs.close()
+    with ending_within(LAST_SECONDS, status, server.jobs):
+        await server.close()
+    with ending_within(DISK_SECONDS, status, server.jobs):
+        server.jobs.close()
     hear_no_more(loop)
+    last_timer(LAST_SECONDS, status, server.jobs).start()
     return status
 
 
 def hear_no_more(loop: asyncio.AbstractEventLoop) -> None:
-    """Have no further signal cut off the rest of the end. It cannot take long: see `end_at_the_latest`."""
+    """Have no further signal cut off the rest of the end. It cannot take long: see `last_timer`."""
     for sig in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(NotImplementedError):  # Windows
             loop.remove_signal_handler(sig)
         signal.signal(sig, signal.SIG_IGN)
 
 
-def end_at_the_latest(status: int) -> None:
-    """End the process in a moment even if a connection, or a thread that the loop waits for, holds it up."""
+def last_timer(seconds: float, status: int, jobs: Ledger) -> threading.Timer:
+    """Ends the process after `seconds` though a connection, or a thread that the loop waits for, holds it up."""
 
     def end() -> None:
         log.warning("something holds up the end of the server; it ends now")
+        threading.Timer(DISK_SECONDS, leave, (status,)).start()
+        jobs.settle(max(DISK_SECONDS - seconds, 0))
         empty_temp_folder(recreate=False)
         leave(status)
 
-    timer = threading.Timer(LAST_SECONDS, end)
+    timer = threading.Timer(seconds, end)
     timer.daemon = True
+    return timer
+
+
+@contextlib.contextmanager
+def ending_within(seconds: float, status: int, jobs: Ledger) -> Iterator[None]:
+    """What is done inside has `seconds`: see `last_timer`."""
+    timer = last_timer(seconds, status, jobs)
     timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def leave(status: int) -> None:

@@ -134,6 +134,42 @@ def test_what_runs_is_put_back_and_what_waits_is_kept(start, class_type):
         again.stop()
 
 
+SLOW_DISK = """
+import os, time, folder_paths
+from jobs.sqlite_store import SqliteStore
+
+class Slow(SqliteStore):
+    def apply(self, changes):
+        if os.path.exists(os.path.join(folder_paths.get_user_directory(), "slow")):
+            time.sleep(3)
+        apply(self, changes)
+
+apply, SqliteStore.apply = SqliteStore.apply, Slow.apply
+NODE_CLASS_MAPPINGS = {}
+"""
+
+
+@pytest.mark.parametrize("client", ["no client", "a client that stays"])
+def test_what_a_slow_disk_has_to_take_is_waited_for(start, tmp_path, client):
+    (tmp_path / "custom_nodes" / "slow_disk.py").write_text(SLOW_DISK)
+    server = start()
+    running = server.submit("Deaf", 600, "a")
+    server.until(lambda: server.ran)
+    waiting = server.submit("Deaf", 600, "b")
+    (server.folder / "user" / "slow").touch()
+    with socket.create_connection(("127.0.0.1", server.port)) as stays:
+        if client != "no client":
+            stays.sendall(b"POST /prompt HTTP/1.1\r\nHost: here\r\nContent-Length: 100\r\n\r\n{")
+        assert server.stop() == 0
+    again = Life(server.folder / "user" / "jobs.db", "pause")
+    try:
+        assert again.waiting() == [running, waiting]
+        (attempt,) = again.ledger.find(running).attempts
+        assert (attempt.result, attempt.reason) == ("put_back", "shutdown")
+    finally:
+        again.stop()
+
+
 def test_what_runs_may_end_in_time(start):
     server = start("--drain-seconds", "60")
     first, second = [server.submit("Polite", 2.0, tag) for tag in "ab"]
